@@ -1,0 +1,106 @@
+"""What the user means to do with a model: run or train it, how long, how precise, how split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gateup.errors import UsageError
+
+Engine = Literal["transformers", "llama.cpp", "vllm", "gateup"]
+Execution = Literal["eager", "fused", "tiled"]
+Save = Literal["hf", "all", "gate_up", "input"]
+Method = Literal["full", "lora", "qlora"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd"]
+Checkpointing = Literal["none", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Ranks: tensor, pipeline, expert parallel, and FSDP (weights, gradients, optimizer sharded).
+
+    ep ranks share out the experts of one model; fsdp is the number of data-parallel shards.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    fsdp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "fsdp"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} is {getattr(self, name)}", expected="1 or more")
+
+    @property
+    def world(self) -> int:
+        """Devices used: tp·pp·max(ep/tp, 1)·fsdp would depend on the engine; ep reuses tp·fsdp."""
+        return self.tp * self.pp * max(self.fsdp, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoRA:
+    """rank r; targets are role names ("q_proj", "gate_proj", ...), "all", "attention" or "mlp"."""
+
+    rank: int = 16
+    alpha: float | None = None
+    targets: tuple[str, ...] = ("all",)
+    dtype: str = "f32"  # PEFT keeps adapters in fp32 by default (autocast_adapter_dtype)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UsageError(f"--rank is {self.rank}", expected="1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a model is trained.
+
+    save           what the MLP keeps for the backward pass: "hf" (transformers' eager: x, gate,
+                   act(gate), up, product), "all" (fused act⊙up), "gate_up", "input"
+    checkpointing  "layer": recompute each layer, keep its input only
+    autocast       fp32 weights, low-precision compute (adds cast copies)
+    """
+
+    method: Method = "lora"
+    lora: LoRA = LoRA()
+    optimizer: Optimizer = "adamw"
+    save: Save = "hf"
+    checkpointing: Checkpointing = "none"
+    autocast: bool = False
+    grad_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One run. ctx: tokens per sequence held in the KV cache (or trained on); batch: sequences.
+
+    compute_dtype  dtype of activations
+    kv_type        format of the KV cache ("f16", "bf16", "q8_0", ...)
+    ubatch         tokens per physical batch in llama.cpp (n_ubatch), or the prefill chunk
+    execution      how the MLP runs: "eager" (framework), "fused" (act⊙up in one), "tiled"
+    tile           tokens per tile when execution is "tiled"
+    last_logits    compute logits for the last position only (inference)
+    flash          attention without a T×T score matrix
+    """
+
+    ctx: int = 4096
+    batch: int = 1
+    compute_dtype: str = "bf16"
+    kv_type: str = "f16"
+    engine: Engine = "transformers"
+    ubatch: int = 512
+    execution: Execution = "eager"
+    tile: int = 1024
+    last_logits: bool = True
+    flash: bool = True
+    training: Training | None = None
+    parallel: Parallel = Parallel()
+
+    def __post_init__(self) -> None:
+        for name in ("ctx", "batch", "ubatch", "tile"):
+            value = getattr(self, name)
+            if not 1 <= value <= 1 << 40:
+                raise UsageError(
+                    f"--{name} is {value}", expected=f"a whole number from 1 to {1 << 40}"
+                )

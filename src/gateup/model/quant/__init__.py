@@ -1,0 +1,1 @@
+"""Block formats and llama.cpp's choice of type per tensor."""
