@@ -1,0 +1,165 @@
+"""Engines as others build them: the flags that set an option, and the buffers they allocate.
+
+Flag names [source]: llama.cpp `common/arg.cpp` (as in llama-cpp-python 0.3.36), vLLM's engine
+arguments, LLaMA-Factory's `hparams` and transformers' TrainingArguments. LLaMA-Factory takes them
+as `key=value` after the YAML file, or as lines of the YAML file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateup.errors import UsageError
+
+# What llama.cpp's --cache-type-k/-v and vLLM's --kv-cache-dtype accept, by our format names.
+KV_TYPES: Mapping[str, Mapping[str, str]] = {
+    "llama.cpp": {
+        t: t for t in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    },
+    "vllm": {"f16": "auto", "bf16": "auto", "f8_e4m3": "fp8_e4m3", "f8_e5m2": "fp8_e5m2"},
+}
+
+# llama.cpp quantises V only together with flash attention.
+_PLAIN_KV = ("f32", "f16", "bf16")
+
+OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "adamw_torch",
+    "adamw8bit": "adamw_bnb_8bit",
+    "sgd": "sgd",
+}
+
+
+def _kv_llamacpp(value: str) -> str:
+    plain = value in _PLAIN_KV
+    return f"-ctk {value} -ctv {value}" + ("" if plain else " -fa on")
+
+
+def _quant_vllm(fmt: str) -> str | None:
+    for prefix, name in (
+        ("nf4", "bitsandbytes"),
+        ("fp8", "fp8"),
+        ("awq", "awq"),
+        ("gptq", "gptq"),
+    ):
+        if fmt == prefix or fmt.startswith(prefix + ":"):
+            return f"--quantization {name}"
+    return {"bf16": "--dtype bfloat16", "f16": "--dtype float16", "f32": "--dtype float32"}.get(fmt)
+
+
+def _quant_factory(fmt: str) -> str | None:
+    return {
+        "nf4": "quantization_bit=4 double_quantization=false",
+        "nf4:double": "quantization_bit=4",
+        "int8": "quantization_bit=8",
+        "bf16": "bf16=true",
+        "f16": "fp16=true",
+    }.get(fmt)
+
+
+def _targets_factory(targets: Any) -> str | None:
+    names = (targets,) if isinstance(targets, str) else tuple(targets)
+    groups = {
+        "all": "all",
+        "attention": "q_proj,k_proj,v_proj,o_proj",
+        "mlp": "gate_proj,up_proj,down_proj",
+    }
+    return "lora_target=" + ",".join(groups.get(n, n) for n in names)
+
+
+def _method_factory(method: str) -> str | None:
+    return {
+        "full": "finetuning_type=full",
+        "lora": "finetuning_type=lora",
+        "qlora": "finetuning_type=lora quantization_bit=4",
+    }.get(method)
+
+
+Flag = str | Callable[[Any], str | None]
+
+# engine -> option -> template ({} is the value) or function of the value; a function returns None
+# for a value the engine does not take.
+FLAGS: Mapping[str, Mapping[str, Flag]] = {
+    "llama.cpp": {
+        "ctx": "-c {}",
+        "batch": "-np {}",
+        "ubatch": "-ub {}",
+        "kv_type": lambda v: _kv_llamacpp(v) if v in KV_TYPES["llama.cpp"] else None,
+        "gpu_layers": "-ngl {}",
+        "cpu_moe_layers": "--n-cpu-moe {}",
+        "flash": lambda v: "-fa on" if v else "-fa off",
+        "kv_offload": lambda v: "" if v else "--no-kv-offload",
+        "quant": lambda fmt: f"-m MODEL-{fmt.upper()}.gguf",
+        "tensor_split": "-ts {}",
+        "pp": lambda n: "" if n == 1 else "-sm layer",
+    },
+    "vllm": {
+        "ctx": "--max-model-len {}",
+        "batch": "--max-num-seqs {}",
+        "ubatch": "--max-num-batched-tokens {}",
+        "kv_type": lambda v: (
+            f"--kv-cache-dtype {KV_TYPES['vllm'][v]}" if v in KV_TYPES["vllm"] else None
+        ),
+        "cpu_offload_gb": "--cpu-offload-gb {}",
+        "memory_share": "--gpu-memory-utilization {}",
+        "quant": _quant_vllm,
+        "tp": "--tensor-parallel-size {}",
+        "pp": "--pipeline-parallel-size {}",
+        "ep": lambda n: "" if n == 1 else "--enable-expert-parallel",
+        "graphs": lambda v: "" if v else "--enforce-eager",
+    },
+    "llama-factory": {
+        "ctx": "cutoff_len={}",
+        "batch": "per_device_train_batch_size={}",
+        "accumulation": "gradient_accumulation_steps={}",
+        "quant": _quant_factory,
+        "method": _method_factory,
+        "rank": "lora_rank={}",
+        "targets": _targets_factory,
+        "optimizer": lambda v: f"optim={OPTIMIZERS[v]}" if v in OPTIMIZERS else None,
+        "checkpointing": lambda v: (
+            "disable_gradient_checkpointing=" + ("true" if v == "none" else "false")
+        ),
+        "flash": lambda v: "flash_attn=fa2" if v else "flash_attn=disabled",
+        "execution": lambda v: "enable_liger_kernel=true" if v in ("fused", "tiled") else "",
+    },
+}
+
+
+def supports(engine: str, option: str, value: Any) -> bool:
+    """Whether `engine` has a flag that sets `option` to `value`."""
+    flag = FLAGS.get(engine, {}).get(option)
+    return flag is not None and (isinstance(flag, str) or flag(value) is not None)
+
+
+def flags(engine: str, **changes: Any) -> str:
+    """The exact flags that set `changes` in `engine`, in the order given: "-c 8192 -ub 256".
+
+    engine   "llama.cpp" (llama-cli, llama-server), "vllm" (vllm serve), "llama-factory"
+    changes  options of FLAGS[engine]. With `ctx` and `batch` together llama.cpp's -c is their
+             product, because its slots share one context.
+
+    Raises UsageError for an engine or option without an entry, and for values the engine refuses.
+    """
+    table = FLAGS.get(engine)
+    if table is None:
+        raise UsageError(f"engine {engine!r} is not known", expected=", ".join(FLAGS))
+    if engine == "llama.cpp" and "ctx" in changes and changes.get("batch", 1) > 1:
+        changes = {**changes, "ctx": changes["ctx"] * changes["batch"]}
+    out = []
+    for option, value in changes.items():
+        flag = table.get(option)
+        if flag is None:
+            raise UsageError(f"{engine} has no flag for {option!r}", expected=", ".join(table))
+        text = flag.format(value) if isinstance(flag, str) else flag(value)
+        if text is None:
+            raise UsageError(f"{engine} does not take {option}={value}")
+        if text:
+            out.append(text)
+    return " ".join(out)
+
+
+def quantize_command(file_type: str) -> str:
+    """The llama.cpp command that makes a GGUF of `file_type` from a bf16 one."""
+    name = file_type.upper()
+    return f"llama-quantize MODEL-BF16.gguf MODEL-{name}.gguf {name}"
