@@ -11,7 +11,15 @@ from typing import Any
 
 from gateup.errors import ConfigError, UnknownArchitectureError
 from gateup.model.config import Config
-from gateup.model.families import llama
+from gateup.model.families import (
+    deepseek,
+    gpt_oss,
+    llama,
+    llama4,
+    mixtral,
+    olmoe,
+    qwen_moe,
+)
 from gateup.model.families.base import Family, GGUFTensor, Names
 from gateup.model.spec import ModelSpec, TensorSpec
 
@@ -26,7 +34,18 @@ __all__ = [
     "gguf_tensors",
 ]
 
-FAMILIES: dict[str, Family] = {f.model_type: f for f in (*llama.FAMILIES,)}
+FAMILIES: dict[str, Family] = {
+    f.model_type: f
+    for f in (
+        *llama.FAMILIES,
+        *mixtral.FAMILIES,
+        *qwen_moe.FAMILIES,
+        *deepseek.FAMILIES,
+        *gpt_oss.FAMILIES,
+        *llama4.FAMILIES,
+        *olmoe.FAMILIES,
+    )
+}
 
 
 def family_of(spec: ModelSpec) -> Family:

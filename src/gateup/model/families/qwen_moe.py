@@ -1,0 +1,147 @@
+"""Qwen2-MoE (shared expert behind a sigmoid gate, biased q/k/v) and Qwen3-MoE (q/k norms)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateup.model.config import Config
+from gateup.model.families.base import (
+    Family,
+    Names,
+    Rows,
+    activation,
+    assemble,
+    gqa,
+    num_experts,
+    num_layers,
+    top_k,
+)
+from gateup.model.families.llama import GGUF_KEYS
+from gateup.model.families.moe import (
+    dense_and_moe,
+    expert_names,
+    layer_windows,
+    merged_experts,
+    moe_names,
+    shared_names,
+    sparse_step_layers,
+)
+from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
+
+QWEN3_NAMES = moe_names(expert_names())
+QWEN2_NAMES = moe_names(
+    expert_names(),
+    shared_names("mlp.shared_expert"),
+    {
+        "shared_expert_gate": Names(
+            "model.layers.{i}.mlp.shared_expert_gate.weight",
+            "blk.{i}.ffn_gate_inp_shexp.weight",
+        )
+    },
+)
+
+
+def _windows(cfg: Config, layers: int, *, alternating: bool) -> list[int | None]:
+    """Off unless `use_sliding_window`. Qwen2-MoE: the even layers below `max_window_layers`."""
+    if not cfg.flag("use_sliding_window", default=False):
+        return [None] * layers
+    window = cfg.integer("sliding_window", default=None, high=1 << 40)
+    if not alternating:
+        return [window] * layers
+    limit = cfg.integer("max_window_layers", default=28, low=0)
+    return layer_windows(cfg, layers, window, [i % 2 == 0 and i < limit for i in range(layers)])
+
+
+def _moe(cfg: Config, *, shared: bool) -> MoESpec:
+    act = activation(cfg)
+    experts = num_experts(cfg, "num_experts", "num_local_experts")
+    shared_mlp = (
+        GatedMLPSpec(cfg.integer("shared_expert_intermediate_size"), act) if shared else None
+    )
+    return MoESpec(
+        experts,
+        top_k(cfg, experts),
+        GatedMLPSpec(cfg.integer("moe_intermediate_size"), act),
+        shared=shared_mlp,
+        shared_gate=shared,
+    )
+
+
+def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
+    """Both generations; a layer is dense (`intermediate_size`) where the config says so."""
+
+    def build(cfg: Config, name: str) -> ModelSpec:
+        hidden = cfg.integer("hidden_size")
+        vocab = cfg.integer("vocab_size")
+        n = num_layers(cfg)
+        moe = _moe(cfg, shared=qwen2)
+        sparse = sparse_step_layers(cfg, n)
+        dense = None
+        if not all(sparse):
+            dense = GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg))
+        tied = cfg.flag("tie_word_embeddings", default=False)
+        bias = (
+            cfg.flag("qkv_bias", default=True)
+            if qwen2
+            else cfg.flag("attention_bias", default=False)
+        )
+        rows = Rows(QWEN2_NAMES if qwen2 else QWEN3_NAMES)
+        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        layers = []
+        for i, window in enumerate(_windows(cfg, n, alternating=qwen2)):
+            attn = gqa(cfg, hidden, window=window)
+            mlp = moe if sparse[i] or dense is None else dense
+            rows.norm("input_layernorm", hidden, i)
+            rows.attention(i, hidden, attn, qkv_bias=bias, o_bias=bias and not qwen2)
+            if not qwen2:
+                rows.norm("q_norm", attn.head_dim, i)
+                rows.norm("k_norm", attn.head_dim, i)
+            rows.norm("post_attention_layernorm", hidden, i)
+            dense_and_moe(rows, i, hidden, mlp)
+            layers.append(LayerSpec(i, attn, mlp))
+        rows.norm("norm", hidden)
+        if not tied:
+            rows.linear("lm_head", vocab, hidden, "head", None)
+        return assemble(
+            cfg,
+            name,
+            family="qwen2_moe" if qwen2 else "qwen3_moe",
+            architecture="Qwen2MoeForCausalLM" if qwen2 else "Qwen3MoeForCausalLM",
+            hidden_size=hidden,
+            vocab_size=vocab,
+            tie=tied,
+            layers=layers,
+            rows=rows,
+        )
+
+    return build
+
+
+_KEYS = {
+    **GGUF_KEYS,
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    names=QWEN2_NAMES,
+    build=builder(True),
+    gguf_arch="qwen2moe",
+    gguf_keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    gguf_rule=merged_experts,
+)
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    names=QWEN3_NAMES,
+    build=builder(False),
+    gguf_arch="qwen3moe",
+    gguf_keys=_KEYS,
+    gguf_rule=merged_experts,
+)
+
+FAMILIES = (QWEN2_MOE, QWEN3_MOE)
