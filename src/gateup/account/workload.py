@@ -19,7 +19,10 @@ Checkpointing = Literal["none", "layer"]
 class Parallel:
     """Ranks: tensor, pipeline, expert parallel, and FSDP (weights, gradients, optimizer sharded).
 
-    ep ranks share out the experts of one model; fsdp is the number of data-parallel shards.
+    A stage of the pipeline is a group of max(tp, ep) ranks that holds its layers once. Attention
+    and dense MLPs are split tp ways; whole experts are shared out to ep ranks (where ep > tp,
+    attention is replicated and data-parallel, as in vLLM), and where tp > ep the tp/ep ranks
+    that share an expert split its width. fsdp shards all of that again over data-parallel groups.
     """
 
     tp: int = 1
@@ -31,11 +34,21 @@ class Parallel:
         for name in ("tp", "pp", "ep", "fsdp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}", expected="1 or more")
+        if self.tp % self.ep and self.ep % self.tp:
+            raise UsageError(
+                f"--tp {self.tp} and --ep {self.ep} do not nest",
+                expected="one of the two to be a multiple of the other",
+            )
 
     @property
     def world(self) -> int:
-        """Devices used: tp·pp·max(ep/tp, 1)·fsdp would depend on the engine; ep reuses tp·fsdp."""
-        return self.tp * self.pp * max(self.fsdp, 1)
+        """Devices used: pp·max(tp, ep)·fsdp; expert ranks are laid over the tensor ranks."""
+        return self.pp * max(self.tp, self.ep) * self.fsdp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split the width of one expert."""
+        return max(self.tp // self.ep, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +86,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One run. ctx: tokens per sequence held in the KV cache (or trained on); batch: sequences.
+    """One run. ctx: tokens per sequence held in the KV cache (or trained on); batch: sequences
+    per data-parallel rank.
 
     compute_dtype  dtype of activations
     kv_type        format of the KV cache ("f16", "bf16", "q8_0", ...)
