@@ -110,7 +110,7 @@ def decode_flops(spec: ModelSpec, context: int, *, mla: MLADecode = "absorbed") 
             groups[key] = groups.get(key, 0) + 1
             attention += key[0] * key[1]
     gemm = gemm_per_token(spec)
-    formulas: dict[str, tuple[str, str]] = {**_gemm_formulas(spec, gemm)}
+    formulas: dict[str, tuple[str, str]] = dict(_gemm_formulas(spec, gemm).items())
     formulas["attention_scores"] = (
         "Σ_layers 2·n_h·(d_qk + d_v)·min(T, window)",
         _attention_numbers(groups),
