@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from gateup.model.spec import (
-    ClassicFFNSpec,
-    GatedMLPSpec,
+    MLP,
+    AttentionSpec,
     LayerSpec,
     ModelSpec,
     MoESpec,
@@ -48,19 +48,17 @@ def part_terms(
 ) -> Sum:
     """The parameters of `parts` (of one token's experts only, when `active`)."""
     polys: dict[int | None, Poly] = {}
-    letters = {layer.index: _letters(spec, layer) for layer in spec.layers}
-    outside = _letters(spec, None)
+    layers = {layer.index: layer for layer in spec.layers}
     for row in spec.rows:
         if row.part not in parts or not select(row):
             continue
-        known = outside if row.layer is None else letters.get(row.layer, outside)
-        poly = polys.setdefault(row.layer, Poly())
-        poly[_row_product(row, known, active)] += 1
+        known = _letters(spec, None if row.layer is None else layers.get(row.layer), row)
+        polys.setdefault(row.layer, Poly())[_row_product(row, known, active)] += 1
     value = sum(_value(p) for p in polys.values())
     kinds: dict[tuple[tuple[Product, int], ...], list[int]] = {}
-    for layer, poly in polys.items():
-        if layer is not None:
-            kinds.setdefault(tuple(sorted(poly.items())), []).append(layer)
+    for index, poly in polys.items():
+        if index is not None:
+            kinds.setdefault(tuple(poly.items()), []).append(index)
     return _join(kinds, polys.get(None), spec.num_layers, value)
 
 
@@ -122,37 +120,51 @@ def _product(shape: tuple[int, ...], letters: list[tuple[str, int]]) -> Product:
     """Name each axis; H goes to at most one axis when another letter has the same value."""
     out: list[tuple[str, int]] = []
     used: set[str] = set()
-    for size in shape:
+    for size in shape if max(shape) == 1 else [n for n in shape if n > 1]:
         names = [name for name, value in letters if value == size]
         name = next((n for n in names if n not in used), names[0] if names else str(size))
         used.add(name)
         out.append((name, size))
     order = {name: i for i, (name, _) in enumerate(letters)}
-    return tuple(sorted(out, key=lambda pair: (order.get(pair[0], len(order)), pair[1])))
+    return tuple(sorted(out, key=lambda pair: order.get(pair[0], len(order))))
 
 
-def _letters(spec: ModelSpec, layer: LayerSpec | None) -> list[tuple[str, int]]:
-    """Letters for axis lengths of a layer, in the order in which they are preferred."""
+def _letters(
+    spec: ModelSpec, layer: LayerSpec | None, row: TensorSpec | None = None
+) -> list[tuple[str, int]]:
+    """Letters for the axis lengths of a row, in the order in which they are preferred."""
     out = [("H", spec.hidden_size)]
-    if layer is None:
+    if layer is None or row is None:
         return [("V", spec.vocab_size), *out]
-    mlp, attn = layer.mlp, layer.attention
-    if isinstance(mlp, GatedMLPSpec | ClassicFFNSpec):
-        out += [("I", mlp.intermediate_size), ("2·I", 2 * mlp.intermediate_size)]
-    elif isinstance(mlp, MoESpec):
-        out += [("E", mlp.num_experts), ("I_e", mlp.expert.intermediate_size)]
-        if mlp.shared:
-            out.append(("I_s", mlp.shared.intermediate_size))
-        out.append(("2·I_e", 2 * mlp.expert.intermediate_size))
-    if attn:
-        q, k = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
-        v, o = attn.num_kv_heads * attn.v_head_dim, attn.num_heads * attn.v_head_dim
-        out += [("n_h·d", q), ("n_kv·d", k), ("n_h·d_v", o), ("n_kv·d_v", v), ("d", attn.head_dim)]
-        out += [("(n_h·d + n_kv·d + n_kv·d_v)", q + k + v)]
-        if attn.mla:
-            m = attn.mla
-            out += [("r_kv", m.kv_lora_rank), ("(r_kv + d_rope)", attn.kv_elements)]
-            out += [("n_h·(d_nope + d_v)", attn.num_heads * (m.qk_nope_head_dim + attn.v_head_dim))]
-            if m.q_lora_rank:
-                out.append(("r_q", m.q_lora_rank))
+    if row.part == "mlp":
+        return out + _mlp_letters(layer.mlp, row.role)
+    if layer.attention is None:
+        return out
+    return out + _attention_letters(layer.attention)
+
+
+def _mlp_letters(mlp: MLP | None, role: str) -> list[tuple[str, int]]:
+    if mlp is None:
+        return []
+    if not isinstance(mlp, MoESpec):
+        return [("I", mlp.intermediate_size), ("2·I", 2 * mlp.intermediate_size)]
+    width = mlp.expert.intermediate_size
+    out = [("I_e", width), ("2·I_e", 2 * width), ("E", mlp.num_experts)]
+    if mlp.shared:
+        shared = ("I_s", mlp.shared.intermediate_size)
+        out.insert(0 if role.startswith("shared") else 2, shared)
+    return out
+
+
+def _attention_letters(attn: AttentionSpec) -> list[tuple[str, int]]:
+    q, k = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
+    v, o = attn.num_kv_heads * attn.v_head_dim, attn.num_heads * attn.v_head_dim
+    out = [("n_h·d", q), ("n_kv·d", k), ("n_h·d_v", o), ("n_kv·d_v", v), ("d", attn.head_dim)]
+    out += [("n_h", attn.num_heads), ("(n_h·d + n_kv·d + n_kv·d_v)", q + k + v)]
+    if attn.mla:
+        m = attn.mla
+        out += [("r_kv", m.kv_lora_rank), ("(r_kv + d_rope)", attn.kv_elements)]
+        out += [("n_h·(d_nope + d_v)", attn.num_heads * (m.qk_nope_head_dim + attn.v_head_dim))]
+        if m.q_lora_rank:
+            out.append(("r_q", m.q_lora_rank))
     return out
