@@ -1,0 +1,305 @@
+"""Safetensors headers: one file, or shards under an index. Tensor data is never read.
+
+A file is: N (8 bytes, little-endian), N bytes of JSON, the data. The JSON gives each tensor's
+dtype, shape and its begin and end in the data; together the tensors cover the data exactly.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateup.errors import HeaderError, InputError
+from gateup.files.config_json import parse_json, read_json
+from gateup.files.header import TensorHeader, clip, listed
+from gateup.files.opening import open_regular, refuse_foreign
+from gateup.model.quant.formats import FORMATS
+
+# The safetensors library's own cap.
+MAX_HEADER_BYTES = 100_000_000
+# DeepSeek-V3's index has 8.9 MB.
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 10_000
+# What the library counts elements in.
+MAX_ELEMENTS = (1 << 64) - 1
+
+# safetensors dtype -> key of FORMATS
+DTYPES: Mapping[str, str] = {
+    "F64": "f64",
+    "F32": "f32",
+    "F16": "f16",
+    "BF16": "bf16",
+    "F8_E4M3": "f8_e4m3",
+    "F8_E5M2": "f8_e5m2",
+    "F8_E8M0": "f8_e8m0",
+    "F8_E4M3FNUZ": "f8_e4m3fnuz",
+    "F8_E5M2FNUZ": "f8_e5m2fnuz",
+    "F6_E2M3": "f6_e2m3",
+    "F6_E3M2": "f6_e3m2",
+    "F4": "f4",
+    "C64": "c64",
+    "I64": "i64",
+    "I32": "i32",
+    "I16": "i16",
+    "I8": "i8",
+    "U64": "u64",
+    "U32": "u32",
+    "U16": "u16",
+    "U8": "u8",
+    "BOOL": "bool",
+}
+
+_STORED = {
+    name: (key, FORMATS[key].block_size, FORMATS[key].block_bytes) for name, key in DTYPES.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """One file's header: its tensors in the order of their data, and `__metadata__`."""
+
+    path: Path
+    size: int
+    tensors: tuple[TensorHeader, ...]
+    metadata: Mapping[str, str]
+
+
+def read_safetensors(path: Path) -> SafetensorsFile:
+    """The header of one .safetensors file, checked whole. Raises InputError, HeaderError."""
+    handle, size = open_regular(path)
+    with handle:
+        start = handle.read(32)
+        if len(start) < 8:
+            raise _truncated(path, f"it has {size} bytes")
+        (length,) = struct.unpack_from("<Q", start)
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            refuse_foreign(path, start)
+        if length > MAX_HEADER_BYTES:
+            raise HeaderError(
+                f"the header claims {length:,} bytes",
+                where=f"{path}, bytes 0 to 8",
+                expected=f"at most {MAX_HEADER_BYTES:,}, the format's own limit",
+            )
+        if length > size - 8:
+            raise _truncated(path, f"the header takes {length:,} bytes, {size - 8:,} are there")
+        handle.seek(8)
+        data = handle.read(length)
+    if len(data) < length:
+        raise _truncated(path, "it shrank while it was read")
+    header = parse_json(data, f"{path}, header", error=HeaderError)
+    del data
+    if not isinstance(header, dict):
+        raise HeaderError("the header is not a JSON object", where=str(path))
+    metadata = _metadata(header.pop("__metadata__", None), path)
+    tensors = _tensors(header, path, 8 + length, size)
+    return SafetensorsFile(path, size, tensors, metadata)
+
+
+def _truncated(path: Path, how: str) -> HeaderError:
+    return HeaderError(
+        f"{path.name} is truncated: {how}",
+        where=str(path),
+        remedy="fetch the file again; the download did not finish",
+    )
+
+
+def _metadata(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise HeaderError(
+            "the header's __metadata__ is not a map of strings",
+            where=f"{path}, __metadata__",
+            expected="an object whose values are strings",
+        )
+    return value
+
+
+def _tensors(
+    header: dict[str, Any], path: Path, data_start: int, size: int
+) -> tuple[TensorHeader, ...]:
+    """Every entry checked, in the order of the data, which they must cover without a gap."""
+    found = []
+    for name, entry in header.items():
+        if type(entry) is not dict:
+            raise _fault(path, name, "the entry is not an object", "dtype, shape, data_offsets")
+        offsets = entry.get("data_offsets")
+        if (
+            type(offsets) is not list
+            or len(offsets) != 2
+            or type(offsets[0]) is not int
+            or type(offsets[1]) is not int
+        ):
+            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "two whole numbers")
+        begin, end = offsets
+        stored, shape, nbytes = _extent(path, name, entry)
+        if not 0 <= begin <= end <= MAX_ELEMENTS:
+            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "0 <= begin <= end < 2^64")
+        if end - begin != nbytes:
+            raise _fault(
+                path,
+                name,
+                f"data_offsets span {end - begin:,} bytes",
+                f"{nbytes:,}, which {list(shape)} of {entry['dtype']} take",
+            )
+        found.append(TensorHeader(name, None, stored, shape, begin + data_start, nbytes, path))
+    found.sort(key=_by_offset)
+    at = data_start
+    previous = "the header"
+    for tensor in found:
+        if tensor.offset != at:
+            raise _fault(
+                path,
+                tensor.name,
+                f"it {'overlaps' if tensor.offset < at else 'leaves a hole after'} {previous}: "
+                f"it begins at {tensor.offset - data_start:,}, data so far end at "
+                f"{at - data_start:,}",
+                "tensors that cover the data without overlap or hole",
+            )
+        at += tensor.nbytes
+        previous = clip(tensor.name)
+    if at > size:
+        raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
+    if at < size:
+        raise HeaderError(
+            f"{path.name} has {size - at:,} bytes after its last tensor",
+            where=str(path),
+            expected=f"a file of {at:,} bytes",
+            remedy="fetch the file again",
+        )
+    return tuple(found)
+
+
+def _by_offset(tensor: TensorHeader) -> tuple[int, int]:
+    return tensor.offset, tensor.nbytes
+
+
+def _extent(path: Path, name: str, entry: dict[str, Any]) -> tuple[str, tuple[int, ...], int]:
+    """(key of FORMATS, shape, bytes) of one entry."""
+    dtype = entry.get("dtype")
+    known = _STORED.get(dtype) if isinstance(dtype, str) else None
+    if known is None:
+        raise _fault(path, name, f"dtype is {clip(dtype)}", "one of " + ", ".join(DTYPES))
+    shape = entry.get("shape")
+    if type(shape) is not list:
+        raise _fault(path, name, f"shape is {clip(shape)}", "a list of whole numbers")
+    stored, block, block_bytes = known
+    elements = 1
+    for d in shape:
+        if type(d) is not int or d < 0:
+            raise _fault(path, name, f"shape holds {clip(d)}", "whole numbers, 0 or more")
+        elements *= d
+        if elements > MAX_ELEMENTS:
+            raise _fault(path, name, "shape overflows 64 bits", "a product below 2^64")
+    blocks, rest = divmod(elements, block)
+    if rest:
+        raise _fault(
+            path, name, f"{elements:,} elements of {dtype} end inside a byte", "whole bytes"
+        )
+    return stored, tuple(shape), blocks * block_bytes
+
+
+def _fault(path: Path, name: str, what: str, expected: str) -> HeaderError:
+    return HeaderError(what, where=f"{path}, tensor {clip(name)}", expected=expected)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedFiles:
+    """All shards under one index, and what the index says that the shards do not bear out."""
+
+    files: tuple[SafetensorsFile, ...]
+    problems: tuple[str, ...]
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The index's weight_map: tensor name -> shard file name. Raises InputError, HeaderError."""
+    index = read_json(path, max_bytes=MAX_INDEX_BYTES)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise HeaderError(
+            f"weight_map is {clip(weight_map) if weight_map is not None else 'missing'}",
+            where=f"{path}, field weight_map",
+            expected="an object from tensor name to shard file name",
+        )
+    checked: set[str] = set()
+    for name, shard in weight_map.items():
+        if isinstance(shard, str) and shard in checked:
+            continue
+        if not isinstance(shard, str) or not _plain_name(shard):
+            raise HeaderError(
+                f"the shard of {clip(name)} is {clip(shard)}",
+                where=f"{path}, field weight_map",
+                expected="the name of a .safetensors file in the same folder",
+            )
+        checked.add(shard)
+    if len(checked) > MAX_SHARDS:
+        raise HeaderError(
+            f"the index names {len(checked):,} shards",
+            where=f"{path}, field weight_map",
+            expected=f"at most {MAX_SHARDS:,}",
+        )
+    return weight_map
+
+
+def _plain_name(shard: str) -> bool:
+    """A file of the same folder, nothing that could lead out of it."""
+    return (
+        shard.endswith(".safetensors")
+        and len(shard) <= 255
+        and shard.isprintable()
+        and not any(c in shard for c in "/\\:")
+        and not shard.startswith(".")
+    )
+
+
+def read_sharded(index: Path) -> ShardedFiles:
+    """All shards that an index names. Raises InputError, HeaderError.
+
+    Refused: absent shards, a tensor in two shards, a tensor of the index that no shard has.
+    """
+    weight_map = read_index(index)
+    shards = sorted(set(weight_map.values()))
+    absent = [s for s in shards if not (index.parent / s).is_file()]
+    if absent:
+        raise InputError(
+            f"{len(absent)} of {len(shards)} shards are not there: {listed(absent)}",
+            where=str(index),
+            remedy="fetch them, or open config.json itself to plan without the weights",
+        )
+    files = []
+    home: dict[str, str] = {}
+    strays, unlisted = 0, []
+    for shard in shards:
+        file = read_safetensors(index.parent / shard)
+        files.append(file)
+        for tensor in file.tensors:
+            name = tensor.name
+            if name in home:
+                raise HeaderError(
+                    f"tensor {clip(name)} is in two shards: {home[name]} and {shard}",
+                    where=str(index),
+                )
+            home[name] = shard
+            listed_in = weight_map.get(name)
+            if listed_in is None:
+                unlisted.append(name)
+            elif listed_in != shard:
+                strays += 1
+    if len(home) - len(unlisted) < len(weight_map):
+        lost = [name for name in weight_map if name not in home]
+        raise HeaderError(
+            f"{len(lost):,} tensors of the index are in no shard: {listed(lost)}",
+            where=str(index),
+            remedy="fetch index and shards of the same revision",
+        )
+    problems = []
+    if unlisted:
+        problems.append(
+            f"{len(unlisted):,} tensors in the shards are not in {index.name}: {listed(unlisted)}"
+        )
+    if strays:
+        problems.append(f"{strays:,} tensors are in another shard than {index.name} says")
+    return ShardedFiles(tuple(files), tuple(problems))
