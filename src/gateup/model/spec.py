@@ -81,7 +81,8 @@ class MLASpec:
 class AttentionSpec:
     """num_heads query heads of width head_dim (d_qk) against num_kv_heads, values v_head_dim (d_v).
 
-    window  keys a token can see: sliding window or attention chunk; None: all of them
+    window   keys a token can see: sliding window or attention chunk; None: all of them
+    chunked  the window is a chunk: a token sees its own chunk from the chunk's start on (Llama 4)
     """
 
     num_heads: int
@@ -90,6 +91,7 @@ class AttentionSpec:
     v_head_dim: int
     window: int | None = None
     mla: MLASpec | None = None
+    chunked: bool = False
 
     @property
     def kv_elements(self) -> int:
@@ -104,7 +106,7 @@ class AttentionSpec:
         return self.num_heads * (self.head_dim + self.v_head_dim)
 
     def visible(self, context: int) -> int:
-        """Keys that the token at the end of `context` sees."""
+        """Keys that the token at the end of `context` sees (of a chunk: when it is full)."""
         return context if self.window is None else min(context, self.window)
 
 

@@ -114,7 +114,7 @@ def _build_text(
     rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
     layers = []
     for i in range(n):
-        attn = gqa(cfg, hidden, window=windows[i])
+        attn = replace(gqa(cfg, hidden, window=windows[i]), chunked=windows[i] is not None)
         rows.norm("input_layernorm", hidden, i)
         rows.attention(i, hidden, attn, qkv_bias=bias, o_bias=bias)
         rows.norm("post_attention_layernorm", hidden, i)
