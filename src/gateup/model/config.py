@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,12 @@ _REQUIRED: Any = object()
 
 
 def _clip(value: object) -> str:
-    text = repr(value)
+    """A value as an error shows it: short, and without spelling out what a file may hold in it."""
+    if isinstance(value, list | tuple | Mapping) and len(value) > 12:
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 1 << 200:
+        return "a whole number of more than 60 digits"  # repr refuses beyond 4300 digits
+    text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -38,6 +42,10 @@ class Config:
         if not isinstance(value, Mapping):
             raise self.fault(key, value, "an object")
         return Config(value, f"{self.where}: {key}")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """The same config with `defaults` for the keys it does not have (null is having it)."""
+        return Config({**defaults, **self.values}, self.where)
 
     def has(self, *keys: str) -> bool:
         return any(self.values.get(k) is not None for k in keys)
@@ -92,12 +100,13 @@ class Config:
         found = self._find(keys, default)
         if found is None:
             return default
-        key, value = found
+        return self.check_number(*found, low=low)
+
+    def check_number(self, key: str, value: object, *, low: float = 0.0) -> float:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value < low
+            or not low <= value <= 1e300  # also false for NaN; float() of a larger int overflows
         ):
             raise self.fault(key, value, f"a finite number, {low} or more")
         return float(value)

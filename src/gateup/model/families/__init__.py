@@ -12,12 +12,19 @@ from typing import Any
 from gateup.errors import ConfigError, UnknownArchitectureError
 from gateup.model.config import Config
 from gateup.model.families import (
+    classic,
     deepseek,
+    gemma,
     gpt_oss,
     llama,
     llama4,
+    mistral,
     mixtral,
+    olmo2,
     olmoe,
+    per_layer,
+    phi3,
+    qwen,
     qwen_moe,
 )
 from gateup.model.families.base import Family, GGUFTensor, Names
@@ -38,6 +45,13 @@ FAMILIES: dict[str, Family] = {
     f.model_type: f
     for f in (
         *llama.FAMILIES,
+        *mistral.FAMILIES,
+        *qwen.FAMILIES,
+        *gemma.FAMILIES,
+        *phi3.FAMILIES,
+        *olmo2.FAMILIES,
+        *per_layer.FAMILIES,
+        *classic.FAMILIES,
         *mixtral.FAMILIES,
         *qwen_moe.FAMILIES,
         *deepseek.FAMILIES,

@@ -108,12 +108,14 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 DTYPES = {
+    "float64": "f64",
     "float32": "f32",
     "float": "f32",
     "float16": "f16",
     "half": "f16",
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8_e4m3",
+    "float8_e5m2": "f8_e5m2",
 }
 
 
@@ -154,7 +156,10 @@ def top_k(cfg: Config, experts: int, *keys: str) -> int:
 
 
 def gqa(cfg: Config, hidden_size: int, *, window: int | None = None) -> AttentionSpec:
-    """Grouped-query attention from the standard keys. head_dim is read where it is given."""
+    """Grouped-query attention from the standard keys. head_dim is read where it is given.
+
+    A num_key_value_heads that is null means as many as query heads.
+    """
     heads = cfg.integer("num_attention_heads")
     kv = cfg.integer("num_key_value_heads", default=heads)
     head_dim = cfg.integer("head_dim", default=None)
@@ -302,12 +307,19 @@ def assemble(
     )
 
 
-def with_bias(names: dict[str, Names]) -> dict[str, Names]:
+def _bias(name: str) -> str:
+    return name.removesuffix("weight") + "bias"
+
+
+def with_bias(names: Mapping[str, Names]) -> dict[str, Names]:
     """The table plus role + ".bias" for every role whose names end in ".weight"."""
     out = dict(names)
     for role, n in names.items():
         if n.hf.endswith(".weight"):
             out[role + ".bias"] = Names(
-                *(None if x is None else x.removesuffix(".weight") + ".bias" for x in n)  # type: ignore[arg-type]
+                _bias(n.hf),
+                n.gguf and _bias(n.gguf),
+                n.meta and _bias(n.meta),
+                n.megatron and _bias(n.megatron),
             )
     return out

@@ -7,6 +7,7 @@ are the families' tables; here they are turned round: from a name to its row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal, get_args
 
@@ -27,7 +28,7 @@ PREFIXES: tuple[tuple[str, str], ...] = (
     ("module.", ""),  # DistributedDataParallel, DeepSpeed
 )
 
-# Checkpoints of the bare backbone leave out the attribute that holds it.
+# Checkpoints of the bare backbone leave out the attribute that holds it, and the other way round.
 BACKBONES = ("model.", "transformer.", "bert.")
 
 # Endings that older files use: (in the file, canonical).
@@ -186,5 +187,19 @@ def _variants(name: str) -> Iterator[str]:
         else:
             break
     for backbone in BACKBONES:
-        if not seen.startswith(backbone):
-            yield backbone + seen
+        yield seen.removeprefix(backbone) if seen.startswith(backbone) else backbone + seen
+
+
+# Tensors that files carry and no model needs: buffers that older releases stored, and heads of
+# pretraining tasks.
+LEFTOVERS = re.compile(
+    r"\.rotary_emb\.inv_freq$"  # Llama conversions before transformers 4.32
+    r"|(?:^|\.)h\.\d+\.attn\.(?:masked_)?bias$"  # GPT-2's causal mask
+    r"|(?:^|\.)embeddings\.(?:position|token_type)_ids$"
+    r"|^cls\.seq_relationship\."  # BERT's next-sentence head
+)
+
+
+def is_leftover(name: str) -> bool:
+    """True for a tensor of a Hub file that belongs to no row and is no fault either."""
+    return LEFTOVERS.search(name) is not None
