@@ -1,0 +1,159 @@
+"""What `gateup plan` can be asked: one table that the command line and the Python API share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from gateup.account.workload import (
+    Checkpointing,
+    Engine,
+    Execution,
+    LoRA,
+    Method,
+    Optimizer,
+    Parallel,
+    Save,
+    Training,
+)
+from gateup.errors import UsageError
+
+
+def option(default: Any, *flags: str, panel: str, help: str) -> Any:
+    """A dataclass field that is also a command-line option: `flags` and `help` as shown there."""
+    return field(default=default, metadata={"flags": flags, "panel": panel, "help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The run to plan for. None means: gateup chooses, and the report says what it chose.
+
+    Raises UsageError for a value that no run could have.
+    """
+
+    quant: str | None = option(
+        None, "--quant", panel="Run", help="Weights in this format (q4_k_m, nf4, f16, awq:128, …)."
+    )
+    ctx: int | None = option(
+        None, "--ctx", "--seq", panel="Run", help="Tokens per sequence, prompt and answer."
+    )
+    batch: int = option(1, "--batch", panel="Run", help="Sequences at once.")
+    kv: str | None = option(
+        None, "--kv", panel="Run", help="Format of the KV cache (f16, q8_0, …)."
+    )
+    dtype: str | None = option(
+        None, "--dtype", panel="Run", help="Dtype of activations, and of weights not quantised."
+    )
+    engine: str | None = option(
+        None, "--engine", panel="Run", help="transformers, llama.cpp, vllm or gateup."
+    )
+    ubatch: int = option(512, "--ubatch", panel="Run", help="Tokens per physical batch.")
+    execution: str = option("eager", "--exec", panel="Run", help="MLP as eager, fused or tiled.")
+    tile: int = option(1024, "--tile", panel="Run", help="Tokens per tile (--exec tiled).")
+    flash: bool = option(
+        True, "--flash/--no-flash", panel="Run", help="Attention without a T×T score matrix."
+    )
+    all_logits: bool = option(
+        False, "--all-logits", panel="Run", help="Logits for every position, not the last only."
+    )
+    device: str | None = option(
+        None, "--device", panel="Machine", help="24GB, 24GiB, rtx4090, 2xh100, or this."
+    )
+    tp: int = option(1, "--tp", panel="Machine", help="Tensor-parallel ranks.")
+    pp: int = option(1, "--pp", panel="Machine", help="Pipeline-parallel ranks.")
+    ep: int = option(1, "--ep", panel="Machine", help="Expert-parallel ranks.")
+    fsdp: int = option(1, "--fsdp", panel="Machine", help="FSDP (ZeRO-3) ranks.")
+    train: str | None = option(None, "--train", panel="Training", help="full, lora or qlora.")
+    rank: int | None = option(None, "--rank", panel="Training", help="LoRA rank r (default 16).")
+    alpha: float | None = option(None, "--alpha", panel="Training", help="LoRA alpha.")
+    targets: str | None = option(
+        None, "--targets", panel="Training", help="all, mlp, attention, or roles: q_proj,down_proj."
+    )
+    optimizer: str | None = option(
+        None, "--optimizer", panel="Training", help="adamw, adamw8bit or sgd."
+    )
+    save: str | None = option(
+        None, "--save", panel="Training", help="Kept for backward: hf, all, gate_up or input."
+    )
+    checkpointing: str | None = option(
+        None, "--checkpointing", panel="Training", help="none or layer."
+    )
+    autocast: bool = option(
+        False, "--autocast", panel="Training", help="fp32 weights, low-precision compute."
+    )
+    measure: bool = option(
+        False, "--measure", panel="Machine", help="Run what this machine can; show it beside."
+    )
+
+    def __post_init__(self) -> None:
+        choice("--engine", self.engine, Engine)
+        choice("--exec", self.execution, Execution)
+        choice("--train", self.train, Method)
+        choice("--optimizer", self.optimizer, Optimizer)
+        choice("--save", self.save, Save)
+        choice("--checkpointing", self.checkpointing, Checkpointing)
+        choice("--dtype", self.dtype, COMPUTE_DTYPES)
+        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise UsageError(f"--alpha is {self.alpha}", expected="a finite number above 0")
+        self._refuse_stray()
+
+    def _refuse_stray(self) -> None:
+        """An option that would have no effect is refused rather than ignored."""
+        if self.train is None:
+            for name in ("rank", "alpha", "targets", "optimizer", "save", "checkpointing"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"--{name} is about training", remedy="add --train lora, qlora or full"
+                    )
+            if self.autocast:
+                raise UsageError("--autocast is about training", remedy="add --train full or lora")
+        if self.train == "full":
+            for name in ("rank", "alpha", "targets"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"--{name} is about LoRA, and --train full has no adapter",
+                        remedy="use --train lora or qlora",
+                    )
+
+    def parallel(self) -> Parallel:
+        return Parallel(self.tp, self.pp, self.ep, self.fsdp)
+
+    def training(self) -> Training | None:
+        """The training asked for. Raises UsageError for a rank below 1 or an empty target list."""
+        if self.train is None:
+            return None
+        names = tuple(t.strip() for t in (self.targets or "all").split(","))
+        if not all(names):
+            raise UsageError(
+                f"--targets is {self.targets!r}", expected="all, or names with commas between"
+            )
+        extra: dict[str, Any] = {
+            name: value
+            for name in ("optimizer", "save", "checkpointing")
+            if (value := getattr(self, name)) is not None
+        }
+        rank = 16 if self.rank is None else self.rank
+        return Training(
+            method=self.train,  # type: ignore[arg-type]  # checked against Method above
+            lora=LoRA(rank=rank, alpha=self.alpha, targets=names),
+            autocast=self.autocast,
+            **extra,
+        )
+
+
+COMPUTE_DTYPES = ("bf16", "f16", "f32")
+
+
+def choice(flag: str, value: str | None, allowed: Any) -> None:
+    """Refuse a value not among `allowed` (a Literal type or a tuple), naming the closest."""
+    names = allowed if isinstance(allowed, tuple) else get_args(allowed)
+    if value is None or value in names:
+        return
+    close = get_close_matches(value, names, n=1)
+    raise UsageError(
+        f"{flag} is {value!r}",
+        expected="one of " + ", ".join(names),
+        remedy=f"did you mean {close[0]}?" if close else None,
+    )
