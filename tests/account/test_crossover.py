@@ -187,7 +187,7 @@ def test_solutions_satisfy_their_definition(layers: list[tuple[Any, Any]]) -> No
     def average(t: Fraction) -> Fraction:
         total = Fraction(0)
         for a in attentions:
-            w = min(t, a.window or t)
+            w = Fraction(min(t, a.window or t))
             total += 2 * a.score_width * (w * w / 2 + (t - w) * w) / t
         return total
 
