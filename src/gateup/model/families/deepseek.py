@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateup.model.config import MAX_EXPERTS, Config
 from gateup.model.families.base import (
@@ -23,6 +24,7 @@ from gateup.model.families.moe import (
     merged_experts,
     moe_names,
     shared_names,
+    sparse_layers,
 )
 from gateup.model.spec import (
     AttentionSpec,
@@ -205,8 +207,34 @@ def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     ]
 
 
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Head widths and biases.
+
+    Files with attn_k_b and attn_v_b give the expanded widths as key_length_mla and
+    value_length_mla, and the latent's as key_length; older ones, with attn_kv_b, the expanded
+    ones as key_length and value_length.
+    """
+    arch = "deepseek2."
+    cfg = Config(metadata, "GGUF metadata")
+    split = "_mla" if f"{arch}attention.key_length_mla" in metadata else ""
+    d_qk = cfg.integer(f"{arch}attention.key_length{split}")
+    rope = cfg.integer(f"{arch}rope.dimension_count", high=d_qk - 1)
+    config["qk_rope_head_dim"] = rope
+    config["qk_nope_head_dim"] = d_qk - rope
+    config["v_head_dim"] = cfg.integer(f"{arch}attention.value_length{split}")
+    # As MLA is computed there is one KV head; the expanded keys have as many as the queries.
+    config["num_key_value_heads"] = config.get("num_attention_heads")
+    config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in shapes
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
+    if not sparse_layers(shapes, config.get("num_hidden_layers")):
+        config["n_routed_experts"] = None
+    return config
+
+
 _KEYS = {
-    **{k: v for k, v in GGUF_KEYS.items() if not k.startswith("attention.key_length")},
+    **{k: v for k, v in GGUF_KEYS.items() if k != "attention.key_length"},
     "expert_count": "n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -214,7 +242,6 @@ _KEYS = {
     "leading_dense_block_count": "first_k_dense_replace",
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.q_lora_rank": "q_lora_rank",
-    "rope.dimension_count": "qk_rope_head_dim",
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
     "expert_group_count": "n_group",
@@ -231,6 +258,7 @@ def _family(v3: bool) -> Family:
         gguf_arch="deepseek2",
         gguf_keys=_KEYS,
         gguf_rule=gguf_rule,
+        gguf_config=config_of_gguf,
     )
 
 

@@ -7,10 +7,10 @@ The canonical tensor is the logical one (`experts.gate_up_proj` [E, H, 2I]); `co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateup.errors import ConfigError
-from gateup.model.config import Config
+from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
     Names,
@@ -23,7 +23,8 @@ from gateup.model.families.base import (
     top_k,
 )
 from gateup.model.families.llama import GGUF_KEYS
-from gateup.model.families.moe import add_stacked, layer_windows, moe_names, split_stacked
+from gateup.model.families.moe import add_stacked, moe_names, split_stacked
+from gateup.model.families.windows import by_layer, window_size
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
@@ -35,8 +36,6 @@ _MLP = "model.layers.{i}.mlp."
 NAMES = moe_names(
     {
         "router": Names(_MLP + "router.weight", "blk.{i}.ffn_gate_inp.weight"),
-    },
-    {
         # GGUF: gate and up apart, by rule
         "experts.gate_up_proj": Names(_MLP + "experts.gate_up_proj"),
         "experts.gate_up_proj.bias": Names(_MLP + "experts.gate_up_proj_bias"),
@@ -95,15 +94,14 @@ def build(cfg: Config, name: str) -> ModelSpec:
     n = num_layers(cfg)
     activation(cfg)  # refuse unknown names; the clamped form below is what the model computes
     experts = num_experts(cfg, "num_local_experts", "num_experts")
-    expert = GatedMLPSpec(cfg.integer("intermediate_size"), "gpt_oss", bias=True, layout=LAYOUT)
+    width = cfg.integer("intermediate_size", high=MAX_DIM // 2)
     moe = MoESpec(
         experts,
         top_k(cfg, experts, "num_experts_per_tok", "experts_per_token"),
-        expert,
+        GatedMLPSpec(width, "gpt_oss", bias=True, layout=LAYOUT),
         router_bias=True,
     )
-    window = cfg.integer("sliding_window", default=None, high=1 << 40)
-    windows = layer_windows(cfg, n, window, [i % 2 == 0 for i in range(n)])
+    windows = by_layer(cfg, n, window_size(cfg, default=128), lambda i: i % 2 == 0)
     bias = cfg.flag("attention_bias", default=True)
     tied = cfg.flag("tie_word_embeddings", default=False)
     rows = Rows(NAMES)
@@ -134,6 +132,16 @@ def build(cfg: Config, name: str) -> ModelSpec:
     )
 
 
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Attention biases show in the tensors only; no window in the metadata means none."""
+    del metadata
+    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    config.setdefault("sliding_window", None)
+    return config
+
+
 GPT_OSS = Family(
     model_type="gpt_oss",
     architectures=("GptOssForCausalLM",),
@@ -141,12 +149,13 @@ GPT_OSS = Family(
     build=build,
     gguf_arch="gpt-oss",
     gguf_keys={
-        **GGUF_KEYS,
+        **{k: v for k, v in GGUF_KEYS.items() if k != "feed_forward_length"},
         "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "intermediate_size",
     },
     gguf_rule=split_stacked,
+    gguf_config=config_of_gguf,
 )
 
 FAMILIES = (GPT_OSS,)

@@ -14,8 +14,9 @@ from gateup.model.families.base import (
     num_layers,
     top_k,
 )
-from gateup.model.families.llama import GGUF_KEYS, rope_freqs, sliding_window
+from gateup.model.families.llama import GGUF_KEYS, config_of_llama_gguf, rope_freqs
 from gateup.model.families.moe import add_moe, expert_names, merged_experts, moe_names
+from gateup.model.families.windows import window_size
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
 _WEIGHTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -29,7 +30,7 @@ def _names() -> dict[str, Names]:
             hf=f"model.layers.{{i}}.block_sparse_moe.experts.{{e}}.{w}.weight",
             meta=f"layers.{{i}}.feed_forward.experts.{{e}}.{w}.weight",
         )
-    return moe_names(table)
+    return moe_names(table, meta=True)
 
 
 NAMES = _names()
@@ -39,7 +40,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
     """Expert width is `intermediate_size`; there is no dense layer and no shared expert."""
     hidden = cfg.integer("hidden_size")
     vocab = cfg.integer("vocab_size")
-    attn = gqa(cfg, hidden, window=sliding_window(cfg))
+    attn = gqa(cfg, hidden, window=window_size(cfg))
     experts = num_experts(cfg, "num_local_experts", "num_experts")
     moe = MoESpec(
         experts,
@@ -85,6 +86,7 @@ MIXTRAL = Family(
     },
     gguf_rule=merged_experts,
     gguf_extra=rope_freqs,
+    gguf_config=config_of_llama_gguf,
 )
 
 FAMILIES = (MIXTRAL,)

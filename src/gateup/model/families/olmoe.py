@@ -13,7 +13,7 @@ from gateup.model.families.base import (
     num_layers,
     top_k,
 )
-from gateup.model.families.llama import GGUF_KEYS
+from gateup.model.families.llama import GGUF_KEYS, config_of_llama_gguf
 from gateup.model.families.moe import add_moe, expert_names, merged_experts, moe_names
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
@@ -72,6 +72,7 @@ OLMOE = Family(
         "expert_used_count": "num_experts_per_tok",
     },
     gguf_rule=merged_experts,
+    gguf_config=config_of_llama_gguf,
 )
 
 FAMILIES = (OLMOE,)

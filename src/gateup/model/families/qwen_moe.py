@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateup.model.config import Config
 from gateup.model.families.base import (
@@ -20,12 +21,13 @@ from gateup.model.families.llama import GGUF_KEYS
 from gateup.model.families.moe import (
     dense_and_moe,
     expert_names,
-    layer_windows,
     merged_experts,
     moe_names,
     shared_names,
+    sparse_layers,
     sparse_step_layers,
 )
+from gateup.model.families.windows import Windows, by_layer, window_size
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
 QWEN3_NAMES = moe_names(expert_names())
@@ -36,20 +38,21 @@ QWEN2_NAMES = moe_names(
         "shared_expert_gate": Names(
             "model.layers.{i}.mlp.shared_expert_gate.weight",
             "blk.{i}.ffn_gate_inp_shexp.weight",
+            megatron="decoder.layers.{i}.mlp.shared_experts.gate_weight",
         )
     },
 )
 
 
-def _windows(cfg: Config, layers: int, *, alternating: bool) -> list[int | None]:
+def _windows(cfg: Config, layers: int, *, alternating: bool) -> Windows:
     """Off unless `use_sliding_window`. Qwen2-MoE: the even layers below `max_window_layers`."""
     if not cfg.flag("use_sliding_window", default=False):
         return [None] * layers
-    window = cfg.integer("sliding_window", default=None, high=1 << 40)
+    size = window_size(cfg, default=4096)
     if not alternating:
-        return [window] * layers
+        return [size] * layers
     limit = cfg.integer("max_window_layers", default=28, low=0)
-    return layer_windows(cfg, layers, window, [i % 2 == 0 and i < limit for i in range(layers)])
+    return by_layer(cfg, layers, size, lambda i: i % 2 == 0 and i < limit)
 
 
 def _moe(cfg: Config, *, shared: bool) -> MoESpec:
@@ -117,6 +120,20 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
     return build
 
 
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Biases and the layers without experts show in the tensors only; no window is written."""
+    del metadata
+    config["qkv_bias"] = "blk.0.attn_q.bias" in shapes
+    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    layers = config.get("num_hidden_layers")
+    sparse = set(sparse_layers(shapes, layers))
+    if sparse and isinstance(layers, int):
+        config["mlp_only_layers"] = [i for i in range(layers) if i not in sparse]
+    return config
+
+
 _KEYS = {
     **GGUF_KEYS,
     "expert_count": "num_experts",
@@ -132,6 +149,7 @@ QWEN2_MOE = Family(
     gguf_arch="qwen2moe",
     gguf_keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     gguf_rule=merged_experts,
+    gguf_config=config_of_gguf,
 )
 
 QWEN3_MOE = Family(
@@ -142,6 +160,7 @@ QWEN3_MOE = Family(
     gguf_arch="qwen3moe",
     gguf_keys=_KEYS,
     gguf_rule=merged_experts,
+    gguf_config=config_of_gguf,
 )
 
 FAMILIES = (QWEN2_MOE, QWEN3_MOE)
