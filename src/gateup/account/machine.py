@@ -144,7 +144,7 @@ def parse_device(text: str) -> Device:
     if rest == "this":
         here = probe().device
         return here if count == 1 else replace(here, count=count)
-    device = _sized(text, rest) or _named(rest)
+    device = _named(rest) or _sized(text, rest)
     if device is None:
         raise _unknown(text, rest)
     return replace(device, count=count)
