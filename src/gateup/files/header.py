@@ -13,7 +13,8 @@ class TensorHeader(NamedTuple):
     a quarter of the time.
 
     name       the file's own name for it
-    canonical  the Hub's name for it; None where the model's description has no such tensor, and
+    canonical  the Hub's name for it; of packed weights, scales and the like, the name of the
+               weight they belong to; None where the model's description has no such tensor, and
                as long as no description is at hand
     type       key of FORMATS
     shape      in canonical order: the last axis is the row (GGUF's ne reversed)
