@@ -73,6 +73,8 @@ class Training:
                    act(gate), up, product), "all" (fused act⊙up), "gate_up", "input"
     checkpointing  "layer": recompute each layer, keep its input only
     autocast       fp32 weights, low-precision compute (adds cast copies)
+    grad_dtype     of gradients; None: the trained parameters' own
+    accumulation   micro-batches per step; above 1, gradients outlive each backward pass
     """
 
     method: Method = "lora"
@@ -82,6 +84,7 @@ class Training:
     checkpointing: Checkpointing = "none"
     autocast: bool = False
     grad_dtype: str | None = None
+    accumulation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
