@@ -289,6 +289,8 @@ def _deci_blocks(
     activation(cfg)
     bias = cfg.flag("mlp_bias", default=False)
     if not cfg.has("block_configs"):  # DeciLM-6B and 7B: only the KV heads vary
+        if not cfg.has("num_key_value_heads_per_layer"):
+            raise cfg.missing("block_configs", "num_key_value_heads_per_layer")
         kv = cfg.integers("num_key_value_heads_per_layer", length=n, low=1)
         mlp = GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg), bias)
         for i, k in enumerate(kv):
