@@ -7,6 +7,7 @@ The canonical tensor is the logical one (`experts.gate_up_proj` [E, H, 2I]); `co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gateup.errors import ConfigError
@@ -28,8 +29,20 @@ from gateup.model.families.windows import by_layer, window_size
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
-# Even columns gate, odd columns up; bias and scales lie the same way.
-LAYOUT = GateUpLayout("interleaved", "gate_up", "in_out", stacked=True)
+# Even columns gate, odd columns up; bias and scales lie the same way. The numbers are the
+# activation's: gate cut at 7, up at ±7, gate·sigmoid(1.702·gate)·(up + 1).
+LAYOUT = GateUpLayout(
+    "interleaved",
+    "gate_up",
+    "in_out",
+    stacked=True,
+    bias=True,
+    clamp=7.0,
+    alpha=1.702,
+    offset=1.0,
+)
+# The packed form: rows along the input, so output rows come first ([E, 2I, H/32, 16] bytes).
+PACKED_LAYOUT = replace(LAYOUT, orientation="out_in", scales="rows")
 
 _MLP = "model.layers.{i}.mlp."
 
@@ -87,6 +100,15 @@ def companion_shape(suffix: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*stored, COMPANIONS[suffix]) if suffix == "_blocks" else stored
 
 
+def _layout(cfg: Config) -> GateUpLayout:
+    """The layout with the activation's numbers where the config gives them."""
+    return replace(
+        LAYOUT,
+        clamp=cfg.number("swiglu_limit", default=LAYOUT.clamp),
+        alpha=cfg.number("swiglu_alpha", default=LAYOUT.alpha),
+    )
+
+
 def build(cfg: Config, name: str) -> ModelSpec:
     """Expert width is `intermediate_size`; layers alternate windowed and full, windowed first."""
     hidden = cfg.integer("hidden_size")
@@ -98,7 +120,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
     moe = MoESpec(
         experts,
         top_k(cfg, experts, "num_experts_per_tok", "experts_per_token"),
-        GatedMLPSpec(width, "gpt_oss", bias=True, layout=LAYOUT),
+        GatedMLPSpec(width, "gpt_oss", bias=True, layout=_layout(cfg)),
         router_bias=True,
     )
     windows = by_layer(cfg, n, window_size(cfg, default=128), lambda i: i % 2 == 0)
