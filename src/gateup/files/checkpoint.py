@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -66,7 +67,15 @@ def open_model(ref: str | Path, *, base: str | Path | None = None) -> Checkpoint
 
     Raises GateupError: InputError, ConfigError, HeaderError, UnknownArchitectureError.
     """
-    return _open(str(ref), base, adapters=True)
+    # Headers are 90,000 small tuples and no cycles; the collector would walk them over and over
+    # (0.1 s of 0.75 on DeepSeek-V3).
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        return _open(str(ref), base, adapters=True)
+    finally:
+        if running:
+            gc.enable()
 
 
 def _open(text: str, base: str | Path | None, *, adapters: bool) -> Checkpoint:

@@ -53,7 +53,9 @@ def parse_json(
     data: bytes, where: str, *, error: type[InputError] = ConfigError, max_items: int = MAX_ITEMS
 ) -> Any:
     """The value that `data` spells, under strict JSON. Raises `error`, naming `where`."""
-    items = data.count(b",") + data.count(b":") + data.count(b"{") + data.count(b"[")
+    items = 0
+    if len(data) > max_items:  # an item has a byte at least
+        items = sum(data.count(c) for c in (b",", b":", b"{", b"["))
     if items > max_items:
         raise error(
             f"the JSON has about {items:,} items", where=where, expected=f"at most {max_items:,}"

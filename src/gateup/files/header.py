@@ -31,6 +31,13 @@ class TensorHeader(NamedTuple):
     file: Path
 
 
+def new_header(
+    fields: tuple[str, str | None, str, tuple[int, ...], int, int, Path],
+) -> TensorHeader:
+    """A TensorHeader from all its fields in order, without the call that names them."""
+    return tuple.__new__(TensorHeader, fields)
+
+
 def clip(text: object, limit: int = 80) -> str:
     """`repr` cut to a length that fits into a message (names come from files of any size)."""
     shown = repr(text[: limit + 1] if isinstance(text, str) else text)

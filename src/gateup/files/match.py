@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from gateup.files.header import TensorHeader, clip, listed
+from gateup.files.header import TensorHeader, clip, listed, new_header
 from gateup.model.families import GGUFTensor, gguf_tensors
 from gateup.model.families.names import Dialect, NameIndex
 from gateup.model.quant import hf_formats
@@ -175,38 +175,97 @@ def base_name(name: str) -> tuple[str, str, bool] | None:
     return None
 
 
+class _Place(NamedTuple):
+    """Where tensors of one name, or of one name but for the expert's number, belong.
+
+    entry  None: outside the description
+    tail   the companion's ending, None for a plain tensor
+    main   it holds the weight itself
+    same   the file's name is the canonical one
+    """
+
+    entry: _Found | None
+    tail: str | None
+    main: bool
+    same: bool
+
+
+class _Matcher:
+    """Finds the place of a name. All experts of a layer share one look-up: without that,
+    matching the 91,000 tensors of DeepSeek-V3 takes twice as long."""
+
+    def __init__(self, spec: ModelSpec, dialect: Dialect) -> None:
+        self.index = NameIndex(spec, dialect)
+        self.found: dict[str, _Found] = {}
+        self.experts: dict[tuple[str, str], _Place] = {}
+
+    def place(self, name: str) -> tuple[_Place, str | None]:
+        """(place, canonical name)."""
+        head, _, rest = name.partition(".experts.")
+        number, _, tail = rest.partition(".")
+        if not tail or not number.isdecimal() or len(number) > 6 or str(int(number)) != number:
+            return self.look_up(name)
+        known = self.experts.get((head, tail))
+        if (
+            known is None
+            or known.entry is None
+            or not known.same
+            or int(number) >= known.entry.row.copies
+        ):
+            place, canonical = self.look_up(name)
+            self.experts[head, tail] = place
+            return place, canonical
+        if known.tail is None:
+            return known, name
+        return known, known.entry.row.name.replace("{e}", number)
+
+    def look_up(self, name: str) -> tuple[_Place, str | None]:
+        belongs = base_name(name)
+        weight = belongs[0] if belongs else name
+        hit = self.index.find(weight)
+        if hit is None:
+            return _Place(None, None, False, False), None
+        row, expert = hit
+        entry = self.found.get(row.name)
+        if entry is None:
+            entry = self.found[row.name] = _Found(row)
+        canonical = row.name if expert is None else row.name.replace("{e}", str(expert))
+        place = _Place(
+            entry,
+            belongs[1] if belongs else None,
+            belongs is None or belongs[2],
+            canonical == weight and expert is not None,
+        )
+        return place, (name if canonical == name else canonical)
+
+
 def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect = "hf") -> Matched:
     """Safetensors headers against the spec. `dialect` says whose names the files use."""
-    find = NameIndex(spec, dialect).find
-    found: dict[str, _Found] = {}
+    matcher = _Matcher(spec, dialect)
     strays = _Strays(spec)
     headers = []
     for tensor in tensors:
         name, _, type_, shape, offset, nbytes, file = tensor
-        belongs = base_name(name)
-        hit = find(belongs[0] if belongs else name)
-        if hit is None:
+        place, canonical = matcher.place(name)
+        entry = place.entry
+        if entry is None:
             strays.add(tensor)
             headers.append(tensor)
             continue
-        row, expert = hit
-        entry = found.get(row.name)
-        if entry is None:
-            entry = found[row.name] = _Found(row)
-        if belongs is None or belongs[2]:
-            counts = entry.main.setdefault(type_, [0, 0])
+        if place.main:
+            counts = entry.main.get(type_)
+            if counts is None:
+                counts = entry.main[type_] = [0, 0]
             counts[0] += 1
             counts[1] += nbytes
-            if shape != row.shape:
+            if shape != entry.row.shape:
                 entry.wrong.append(tensor)
         else:
             entry.companions += nbytes
-        if belongs:
-            entry.tails.add(belongs[1])
-        canonical = row.name if expert is None else row.name.replace("{e}", str(expert))
-        if canonical == name:
-            canonical = name  # one string, not two, for 91,000 tensors
-        headers.append(TensorHeader(name, canonical, type_, shape, offset, nbytes, file))
+        if place.tail is not None:
+            entry.tails.add(place.tail)
+        headers.append(new_header((name, canonical, type_, shape, offset, nbytes, file)))
+    found = matcher.found
     quant = spec.config.get("quantization_config")
     stored = [
         s

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from gateup.errors import HeaderError, InputError
 from gateup.files.config_json import parse_json, read_json
-from gateup.files.header import TensorHeader, clip, listed
+from gateup.files.header import TensorHeader, clip, listed, new_header
 from gateup.files.opening import open_regular, refuse_foreign
 from gateup.model.quant.formats import FORMATS
 
@@ -123,44 +124,38 @@ def _tensors(
 ) -> tuple[TensorHeader, ...]:
     """Every entry checked, in the order of the data, which they must cover without a gap."""
     found = []
-    for name, entry in header.items():
-        if type(entry) is not dict:
-            raise _fault(path, name, "the entry is not an object", "dtype, shape, data_offsets")
-        offsets = entry.get("data_offsets")
-        if (
-            type(offsets) is not list
-            or len(offsets) != 2
-            or type(offsets[0]) is not int
-            or type(offsets[1]) is not int
-        ):
-            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "two whole numbers")
-        begin, end = offsets
-        stored, shape, nbytes = _extent(path, name, entry)
-        if not 0 <= begin <= end <= MAX_ELEMENTS:
-            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "0 <= begin <= end < 2^64")
-        if end - begin != nbytes:
-            raise _fault(
-                path,
-                name,
-                f"data_offsets span {end - begin:,} bytes",
-                f"{nbytes:,}, which {list(shape)} of {entry['dtype']} take",
-            )
-        found.append(TensorHeader(name, None, stored, shape, begin + data_start, nbytes, path))
-    found.sort(key=_by_offset)
+    # Most tensors share a few shapes: worked out once, kept once.
+    extents: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int]] = {}
     at = data_start
-    previous = "the header"
-    for tensor in found:
-        if tensor.offset != at:
-            raise _fault(
-                path,
-                tensor.name,
-                f"it {'overlaps' if tensor.offset < at else 'leaves a hole after'} {previous}: "
-                f"it begins at {tensor.offset - data_start:,}, data so far end at "
-                f"{at - data_start:,}",
-                "tensors that cover the data without overlap or hole",
+    in_order = True
+    for name, entry in header.items():
+        try:
+            dtype, shape, (begin, end) = (
+                entry["dtype"],
+                tuple(entry["shape"]),
+                entry["data_offsets"],
             )
-        at += tensor.nbytes
-        previous = clip(tensor.name)
+            if type(begin) is not int or type(end) is not int or type(entry) is not dict:
+                raise TypeError
+            for d in shape:
+                if type(d) is not int:  # True == 1 would find the other's entry below
+                    raise TypeError
+            known = extents.get((dtype, shape))
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise _malformed(path, name, entry) from None
+        if known is None:
+            known = extents[dtype, shape] = _extent(path, name, dtype, shape)
+        stored, shape, nbytes = known
+        if end - begin != nbytes or not 0 <= begin <= end <= MAX_ELEMENTS:
+            raise _bad_offsets(path, name, (begin, end), nbytes)
+        offset = begin + data_start
+        if offset != at:
+            in_order = False
+        at = offset + nbytes
+        found.append(new_header((name, None, stored, shape, offset, nbytes, path)))
+    if not in_order:
+        found.sort(key=itemgetter(4, 5))  # offset, nbytes: empty tensors first
+        at = _check_cover(found, path, data_start)
     if at > size:
         raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
     if at < size:
@@ -173,23 +168,35 @@ def _tensors(
     return tuple(found)
 
 
-def _by_offset(tensor: TensorHeader) -> tuple[int, int]:
-    return tensor.offset, tensor.nbytes
+def _check_cover(found: list[TensorHeader], path: Path, data_start: int) -> int:
+    """Where the data ends; HeaderError at the first overlap or hole."""
+    at = data_start
+    previous = "the header"
+    for tensor in found:
+        if tensor.offset != at:
+            raise _fault(
+                path,
+                tensor.name,
+                f"it {'overlaps' if tensor.offset < at else 'leaves a hole after'} {previous}: "
+                f"it begins at {tensor.offset - data_start:,}, the data before it ends at "
+                f"{at - data_start:,}",
+                "tensors that cover the data without overlap or hole",
+            )
+        at += tensor.nbytes
+        previous = clip(tensor.name)
+    return at
 
 
-def _extent(path: Path, name: str, entry: dict[str, Any]) -> tuple[str, tuple[int, ...], int]:
-    """(key of FORMATS, shape, bytes) of one entry."""
-    dtype = entry.get("dtype")
-    known = _STORED.get(dtype) if isinstance(dtype, str) else None
-    if known is None:
+def _extent(
+    path: Path, name: str, dtype: str, shape: tuple[int, ...]
+) -> tuple[str, tuple[int, ...], int]:
+    """(key of FORMATS, shape, bytes)."""
+    if dtype not in _STORED:
         raise _fault(path, name, f"dtype is {clip(dtype)}", "one of " + ", ".join(DTYPES))
-    shape = entry.get("shape")
-    if type(shape) is not list:
-        raise _fault(path, name, f"shape is {clip(shape)}", "a list of whole numbers")
-    stored, block, block_bytes = known
+    stored, block, block_bytes = _STORED[dtype]
     elements = 1
     for d in shape:
-        if type(d) is not int or d < 0:
+        if d < 0:
             raise _fault(path, name, f"shape holds {clip(d)}", "whole numbers, 0 or more")
         elements *= d
         if elements > MAX_ELEMENTS:
@@ -199,7 +206,31 @@ def _extent(path: Path, name: str, entry: dict[str, Any]) -> tuple[str, tuple[in
         raise _fault(
             path, name, f"{elements:,} elements of {dtype} end inside a byte", "whole bytes"
         )
-    return stored, tuple(shape), blocks * block_bytes
+    return stored, shape, blocks * block_bytes
+
+
+def _malformed(path: Path, name: str, entry: object) -> HeaderError:
+    """What is wrong with an entry that is not dtype, shape and two offsets."""
+    if type(entry) is not dict:
+        return _fault(path, name, f"the entry is {clip(entry)}", "dtype, shape, data_offsets")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str):
+        return _fault(path, name, f"dtype is {clip(dtype)}", "one of " + ", ".join(DTYPES))
+    if type(shape) is not list or any(type(d) is not int for d in shape):
+        return _fault(path, name, f"shape is {clip(shape)}", "a list of whole numbers")
+    return _fault(path, name, f"data_offsets is {clip(offsets)}", "two whole numbers")
+
+
+def _bad_offsets(path: Path, name: str, span: tuple[int, int], nbytes: int) -> HeaderError:
+    begin, end = span
+    if not 0 <= begin <= end <= MAX_ELEMENTS:
+        return _fault(path, name, f"data_offsets is {clip(list(span))}", "0 <= begin <= end < 2^64")
+    return _fault(
+        path,
+        name,
+        f"data_offsets span {end - begin:,} bytes",
+        f"{nbytes:,}, which its shape and dtype take",
+    )
 
 
 def _fault(path: Path, name: str, what: str, expected: str) -> HeaderError:
@@ -224,9 +255,10 @@ def read_index(path: Path) -> dict[str, str]:
             where=f"{path}, field weight_map",
             expected="an object from tensor name to shard file name",
         )
-    checked: set[str] = set()
+    checked: dict[str, str] = {}
     for name, shard in weight_map.items():
         if isinstance(shard, str) and shard in checked:
+            weight_map[name] = checked[shard]  # one string per shard, not one per tensor
             continue
         if not isinstance(shard, str) or not _plain_name(shard):
             raise HeaderError(
@@ -234,7 +266,7 @@ def read_index(path: Path) -> dict[str, str]:
                 where=f"{path}, field weight_map",
                 expected="the name of a .safetensors file in the same folder",
             )
-        checked.add(shard)
+        checked[shard] = shard
     if len(checked) > MAX_SHARDS:
         raise HeaderError(
             f"the index names {len(checked):,} shards",
@@ -283,15 +315,14 @@ def read_sharded(index: Path) -> ShardedFiles:
                     where=str(index),
                 )
             home[name] = shard
-            listed_in = weight_map.get(name)
-            if listed_in is None:
+            said = weight_map.pop(name, None)
+            if said is None:
                 unlisted.append(name)
-            elif listed_in != shard:
+            elif said != shard:
                 strays += 1
-    if len(home) - len(unlisted) < len(weight_map):
-        lost = [name for name in weight_map if name not in home]
+    if weight_map:
         raise HeaderError(
-            f"{len(lost):,} tensors of the index are in no shard: {listed(lost)}",
+            f"{len(weight_map):,} tensors of the index are in no shard: {listed([*weight_map])}",
             where=str(index),
             remedy="fetch index and shards of the same revision",
         )
