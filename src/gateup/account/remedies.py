@@ -14,7 +14,7 @@ from typing import Any
 from gateup.account import engines
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.search import LOSSES, Axis, Found, Option, Search
-from gateup.account.workload import Training
+from gateup.account.workload import Parallel, Training
 from gateup.errors import GateupError
 from gateup.model import presets
 from gateup.model.quant import mix
@@ -111,14 +111,47 @@ def _weights(s: Scenario) -> Axis | None:
     now, options = sum(t.nbytes for t in s.stored), []
     label = s.fmt or "the file's format"
     for fmt, loss, cost in ladder:
-        try:
-            size = sum(t.nbytes for t in stored_in(s.spec, fmt))
-        except GateupError:  # no GGUF architecture, or widths the format cannot hold
-            continue
-        if size < now:
-            text = f"weights in {fmt} instead of {label}"
+        if _smaller(s.spec, fmt, now):
+            text = f"weights in {fmt} instead of {label}" + _stacked(s, fmt)
             options.append(Option(text, _set(fmt=fmt), loss, cost, 0.0))
     return Axis("weights", tuple(options))
+
+
+def _smaller(spec: ModelSpec, fmt: str, nbytes: int) -> bool:
+    """Whether the format can hold the model in fewer bytes."""
+    try:
+        return sum(t.nbytes for t in stored_in(spec, fmt)) < nbytes
+    except GateupError:  # no GGUF architecture, or widths the format cannot hold
+        return False
+
+
+def _stacked(s: Scenario, fmt: str) -> str:
+    """bitsandbytes converts linear layers; transformers 5 holds experts as stacked parameters."""
+    if fmt in ("int8", "nf4") and any(r.experts for r in s.spec.rows):
+        return " (experts too: transformers 4, where each is a linear layer)"
+    return ""
+
+
+def _engine(s: Scenario) -> Axis | None:
+    """A GGUF in llama.cpp instead of transformers."""
+    if s.workload.engine != "transformers":
+        return None
+    now = sum(t.nbytes for t in s.stored)
+    parallel = Parallel(pp=s.device.count if s.device else 1)
+    return Axis(
+        "engine",
+        tuple(
+            Option(
+                f"a {fmt} GGUF in llama.cpp instead of {s.workload.engine}",
+                _set(fmt=fmt, engine="llama.cpp", kv_type="f16", parallel=parallel),
+                loss,
+                cost + 0.5,
+            )
+            for fmt, loss, cost in GGUF_LADDER
+            if _smaller(s.spec, fmt, now)
+        ),
+        alone=True,
+    )
 
 
 def _kv(s: Scenario) -> Axis | None:
@@ -181,17 +214,29 @@ def _execution(s: Scenario) -> Axis | None:
 
 
 def _batch(s: Scenario) -> Axis | None:
+    """Fewer sequences at once; training makes up for it by accumulating gradients."""
     batch, n = s.workload.batch, s.workload.batch // 2
+    training = s.workload.training
     options: list[Option] = []
-    training = s.workload.training is not None
     while n >= 1 and len(options) < 6:
-        how = f"batch {n} instead of {batch}"
-        if training:
-            how += f", accumulated {-(-batch // n)} times"
-        slow = (0.2 if training else 1.0) * (len(options) + 1)
-        options.append(Option(how, _set(batch=n), NONE, 0, slow))
+        label, changes = f"batch {n} instead of {batch}", dict[str, Any](batch=n)
+        if training is not None:
+            times = -(-batch // n)
+            label += f", accumulated {times} times"
+            changes |= {"accumulation": training.accumulation * times}
+        slow = (1.0 if training is None else 0.2) * (len(options) + 1)
+        options.append(Option(label, _batch_set(**changes), NONE, 0, slow))
         n //= 2
     return Axis("batch", tuple(options))
+
+
+def _batch_set(batch: int, accumulation: int | None = None) -> Callable[[Scenario], Scenario]:
+    def apply(s: Scenario) -> Scenario:
+        if accumulation is not None:
+            s = _train(accumulation=accumulation)(s)
+        return s.with_(batch=batch)
+
+    return apply
 
 
 def _layers(s: Scenario) -> Axis | None:
@@ -213,7 +258,7 @@ def _layers(s: Scenario) -> Axis | None:
         )
 
     steps = sorted({now * k // 8 for k in (1, 2, 3, 4, 5, 6, 7)} | {now - 2})
-    return Axis("layers", tuple(at(k) for k in steps if 0 < k <= now - 2), at)
+    return Axis("layers", tuple(at(k) for k in steps if 0 < k <= now - 2), at, rival="host")
 
 
 def _experts(s: Scenario) -> Axis | None:
@@ -235,7 +280,7 @@ def _experts(s: Scenario) -> Axis | None:
 
     left = n - s.cpu_moe_layers
     steps = sorted({left * k // 4 for k in (1, 2, 3, 4)})
-    return Axis("experts", tuple(at(k) for k in steps if k > 0), at)
+    return Axis("experts", tuple(at(k) for k in steps if k > 0), at, rival="host")
 
 
 def _context(s: Scenario) -> Axis | None:
@@ -324,7 +369,8 @@ def _sibling(s: Scenario) -> Axis | None:
         "model",
         tuple(
             Option(
-                f"the smaller sibling {name} ({params / 1e9:.2f} B parameters)",
+                f"the smaller sibling {presets.PRESETS[name].hub_id}, {params / 1e9:.2f} B"
+                " parameters",
                 swap(spec),
                 CAPABILITY,
                 40 * s.spec.params / params,
@@ -349,8 +395,9 @@ def _checkpointing(s: Scenario) -> Axis | None:
 
 
 def _save(s: Scenario) -> Axis | None:
-    """What the MLP keeps for backward. Stock transformers can be given fused act⊙up (Liger)."""
+    """What the MLP keeps for backward; transformers by itself can be given fused act⊙up (Liger)."""
     modes = ("hf", "all", "gate_up", "input")
+    last = 2 if s.workload.engine == "transformers" else len(modes)
     texts = {
         "all": "fused act⊙up: the MLP keeps x, gate, up and their product",
         "gate_up": "the MLP keeps x, gate and up only",
@@ -361,7 +408,7 @@ def _save(s: Scenario) -> Axis | None:
         "save",
         tuple(
             Option(texts[m], _train(save=m), NONE, 0, (0.1, 0.3, 1.2)[modes.index(m) - 1])
-            for m in modes[now + 1 :]
+            for m in modes[now + 1 : last]
         ),
     )
 
@@ -380,7 +427,7 @@ def _qlora(s: Scenario) -> Axis | None:
     def apply(x: Scenario) -> Scenario:
         return _train(method="qlora")(x).with_(fmt="nf4")
 
-    text = "QLoRA: the frozen weights in nf4"
+    text = "QLoRA: the frozen weights in nf4" + _stacked(s, "nf4")
     return Axis("qlora", (Option(text, apply, TINY, 2, 1.5),))
 
 
@@ -430,6 +477,7 @@ def _targets(s: Scenario) -> Axis | None:
 
 INFERENCE_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
     _weights,
+    _engine,
     _kv,
     _ubatch,
     _execution,
@@ -464,17 +512,21 @@ def flags_of(before: Scenario, after: Scenario) -> dict[str, str]:
     if options is not None:
         wanted = options(before, after)
         kept = {k: v for k, v in wanted.items() if engines.supports(engine, k, v)}
-        out[engine] = engines.flags(engine, **kept)
+        flags = engines.flags(engine, **kept)
+        if after.spec is not before.spec:
+            flags = flags.replace("MODEL-", f"{after.spec.name}-")
+        out[engine] = flags
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
-    tiled = after.workload.execution
-    if tiled == "tiled" and after.workload != before.workload:
-        out["gateup"] = f"--exec tiled --tile {after.workload.tile}"
+    ours = _gateup(before, after)
+    if ours:
+        out["gateup"] = ours
     return {k: v for k, v in out.items() if v}
 
 
 def _quant(before: Scenario, after: Scenario) -> dict[str, Any]:
-    return {"quant": after.fmt} if after.fmt != before.fmt and after.fmt else {}
+    same = after.fmt == before.fmt and after.spec is before.spec
+    return {} if same or not after.fmt else {"quant": after.fmt}
 
 
 def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
@@ -484,7 +536,8 @@ def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
         out["batch"] = work.batch
     if work.ubatch != before.workload.ubatch or work.ubatch != 512:
         out["ubatch"] = work.ubatch
-    out["kv_type"] = work.kv_type
+    if work.kv_type != "f16":  # the default
+        out["kv_type"] = work.kv_type
     if after.splits_host:
         layers = after.spec.num_layers + 1
         out["gpu_layers"] = layers if after.gpu_layers is None else after.gpu_layers
@@ -497,7 +550,9 @@ def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
 
 def _vllm(before: Scenario, after: Scenario) -> dict[str, Any]:
     work, out = after.workload, _quant(before, after)
-    out |= {"ctx": work.ctx, "batch": work.batch, "ubatch": work.ubatch, "kv_type": work.kv_type}
+    out |= {"ctx": work.ctx, "batch": work.batch, "ubatch": work.ubatch}
+    if work.kv_type not in ("f16", "bf16"):  # the default is the model's dtype
+        out["kv_type"] = work.kv_type
     out |= {k: n for k in ("tp", "pp", "ep") if (n := getattr(work.parallel, k)) > 1}
     if after.device is not None:
         hundredths = after.device.capacity("vllm") * 100 // after.device.memory
@@ -509,17 +564,29 @@ def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     work, out = after.workload, _quant(before, after)
     training = _training(after)
     out |= {"ctx": work.ctx, "batch": work.batch}
-    if work.batch < before.workload.batch:
-        out["accumulation"] = -(-before.workload.batch // work.batch)
+    if training.accumulation > 1:
+        out["accumulation"] = training.accumulation
     out["method"] = training.method
     if training.method == "qlora":
         out.pop("quant", None)  # the method says it
     if training.method != "full":
         out |= {"rank": training.lora.rank, "targets": training.lora.targets}
     out |= {"optimizer": training.optimizer, "checkpointing": training.checkpointing}
-    if training.save != "hf" or work.execution != "eager":
+    if training.save == "all":
         out["execution"] = "fused"
     return out
+
+
+def _gateup(before: Scenario, after: Scenario) -> str:
+    """Options of gateup for what is its own: tiles, and saving less than act⊙up fused does."""
+    out, work = [], after.workload
+    if work.execution == "tiled" and work != before.workload:
+        out.append(f"--exec tiled --tile {work.tile}")
+    save = work.training.save if work.training else None
+    was = before.workload.training.save if before.workload.training else None
+    if save in ("gate_up", "input") and save != was:
+        out.append(f"--save {save}")
+    return " ".join(out)
 
 
 def _transformers(before: Scenario, after: Scenario) -> str:

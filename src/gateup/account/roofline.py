@@ -129,7 +129,7 @@ def _bound(
     numbers = f"{tokens} / max({nbytes} / {bandwidth:.4g}, "
     numbers += f"{flops} / {peak[0] * ranks:.4g} {peak[1]})" if peak else "no known peak)"
     notes = [f"{binds} binds", device.source]
-    if scenario.splits_host and scenario.host().value:
+    if scenario.first_gpu_layer or (scenario.splits_host and scenario.cpu_moe_layers):
         notes.append("the device's part only: the host's share takes time on top")
     return Figure(
         tokens / max(moving, computing, 1e-12),

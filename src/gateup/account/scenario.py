@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from gateup.account.figure import Figure
 from gateup.account.kv import kv_nbytes
@@ -22,8 +22,8 @@ from gateup.account.parallel import faults
 from gateup.account.workload import Parallel, Workload
 from gateup.errors import UsageError
 from gateup.model.quant import mix
-from gateup.model.quant.formats import StoredTensor
-from gateup.model.spec import ModelSpec, TensorSpec
+from gateup.model.quant.formats import FORMATS, StoredTensor
+from gateup.model.spec import LayerSpec, ModelSpec, TensorSpec
 
 _WORKLOAD = frozenset(f.name for f in fields(Workload))
 _PARALLEL = frozenset(f.name for f in fields(Parallel))
@@ -33,6 +33,31 @@ _PARALLEL = frozenset(f.name for f in fields(Parallel))
 def stored_in(spec: ModelSpec, fmt: str) -> tuple[StoredTensor, ...]:
     """The model's tensors in `fmt`. A fit asks for the same formats again and again."""
     return tuple(mix.stored(spec, fmt))
+
+
+def condense(
+    stored: tuple[StoredTensor, ...], spec: ModelSpec, by: Literal["layer", "role"]
+) -> tuple[StoredTensor, ...]:
+    """Tensors of which a rank holds the same share, as one; a fit asks for a hundred memory plans,
+    and their time goes into the list of tensors, which for DeepSeek-V3 is 1,100 long.
+
+    "layer": a layer's of one part, experts apart; where no tensor is cut.
+    "role": those of one role in every layer with the same attention; where layers stay together.
+    """
+    groups: dict[tuple[object, ...], StoredTensor] = {}
+    sizes: dict[tuple[object, ...], int] = {}
+    for t in stored:
+        row = t.row
+        key: tuple[object, ...] = (None,)
+        if row is not None:
+            padded = row.part in ("embedding", "head") and row.shape[0] == spec.vocab_size
+            place: object = (row.part, row.layer)
+            if by == "role":
+                place = (row.role, None if row.layer is None else spec.layers[row.layer].attention)
+            key = (place, padded, row.experts, t.type in FORMATS)
+        groups.setdefault(key, t)
+        sizes[key] = sizes.get(key, 0) + t.nbytes
+    return tuple(replace(t, nbytes=sizes[key]) for key, t in groups.items())
 
 
 @dataclass(frozen=True)
@@ -72,7 +97,12 @@ class Scenario:
             fmt = own["fmt"] if own.get("fmt") else self.fmt or self._disk_fmt()
             own["fmt"] = fmt
             own["stored"] = stored_in(own.get("spec", self.spec), fmt)
-        return replace(self, **own)
+        changed = replace(self, **own)
+        if changed.stored is self.stored:
+            for name in ("_by_layer", "_by_role"):
+                if name in self.__dict__:
+                    changed.__dict__[name] = self.__dict__[name]
+        return changed
 
     def _disk_fmt(self) -> str:
         """The format that comes nearest to what lies on disk: that of the first MLP matrix."""
@@ -110,37 +140,65 @@ class Scenario:
             return self.spec.tie_word_embeddings and self.gpu_layers != 0
         return self.gpu_layers != 0
 
-    @cached_property
+    def _placed(self, row: TensorSpec, shift: int) -> TensorSpec:
+        """The row as the device's model has it."""
+        if row.part == "embedding":  # the tied output's copy, with the last layers
+            return replace(row, part="head", role="lm_head", matmul=True)
+        return replace(row, layer=row.layer - shift) if shift and row.layer is not None else row
+
+    def _resident(
+        self, rows: tuple[TensorSpec, ...], tensors: tuple[StoredTensor, ...]
+    ) -> tuple[ModelSpec, tuple[StoredTensor, ...]]:
+        """What of `rows` and `tensors` is on the device."""
+        first = self.first_gpu_layer
+        shift = first if self.workload.parallel.pp > 1 else 0
+        stored = []
+        for t in tensors:
+            if self.on_device(t.row):
+                row = t.row and self._placed(t.row, shift)
+                stored.append(t if row is t.row else replace(t, row=row))
+        layers = self.spec.layers[first:]
+        if shift:
+            layers = tuple(replace(x, index=x.index - shift) for x in layers)
+        else:
+            layers = tuple(LayerSpec(i, None, None) for i in range(first)) + layers
+        spec = replace(
+            self.spec,
+            layers=layers,
+            rows=tuple(self._placed(r, shift) for r in rows if self.on_device(r)),
+            tie_word_embeddings=False,  # the output is a tensor of its own here
+        )
+        return spec, tuple(stored)
+
+    @property
     def resident(self) -> tuple[ModelSpec, tuple[StoredTensor, ...]]:
-        """The part on the device as a model of its own, its layers numbered from 0."""
+        """The part on the device as a model of its own.
+
+        Layers left with the host stay in it without attention and MLP; where pipeline stages
+        share the rest out, they are left out and the others numbered from 0.
+        """
         if not self.splits_host:
             return self.spec, self.stored
-        first = self.first_gpu_layer
-        moved: dict[int, TensorSpec] = {}
+        return self._resident(self.spec.rows, self.stored)
 
-        def place(row: TensorSpec) -> TensorSpec:
-            found = moved.get(id(row))
-            if found is None:
-                found = row
-                if row.layer is not None and first:
-                    found = replace(row, layer=row.layer - first)
-                elif row.part == "embedding":  # the tied output's copy, with the last layers
-                    found = replace(row, part="head", role="lm_head", matmul=True)
-                moved[id(row)] = found
-            return found
+    @cached_property
+    def _by_layer(self) -> tuple[StoredTensor, ...]:
+        return condense(self.stored, self.spec, "layer")
 
-        rows = tuple(place(r) for r in self.spec.rows if self.on_device(r))
-        layers = tuple(replace(x, index=x.index - first) for x in self.spec.layers[first:])
-        stored = tuple(
-            replace(t, row=place(t.row)) if t.row is not None else t
-            for t in self.stored
-            if self.on_device(t.row)
-        )
-        # the output is a tensor of its own here, not the embedding over again
-        return replace(self.spec, layers=layers, rows=rows, tie_word_embeddings=False), stored
+    @cached_property
+    def _by_role(self) -> tuple[StoredTensor, ...]:
+        return condense(self.stored, self.spec, "role")
 
     @cached_property
     def _plan(self) -> MemoryPlan:
+        parallel = self.workload.parallel
+        if self.workload.training is None and parallel.fsdp == 1:
+            if parallel.tp == parallel.ep == 1:
+                if self.splits_host:
+                    return memory(*self._resident((), self._by_layer), self.workload)
+                return memory(self.spec, self._by_layer, self.workload)
+            if parallel.pp == 1 and not self.splits_host:
+                return memory(self.spec, self._by_role, self.workload)
         return memory(*self.resident, self.workload)
 
     def memory(self) -> MemoryPlan:

@@ -17,7 +17,7 @@ from itertools import combinations, product
 
 from gateup.account.memory import MemoryPlan
 from gateup.account.scenario import Scenario
-from gateup.errors import UsageError
+from gateup.errors import GateupError
 
 # What a change takes away. "hardware": nothing but more devices; "capability": less can be done
 # (a shorter context, a smaller model).
@@ -49,14 +49,16 @@ class Option:
 class Axis:
     """Options of one kind, each saving more than the one before.
 
-    at    numeric axes: the option at any step, so that the least that fits can be found
+    at     numeric axes: the option at any step, so that the least that fits can be found
     alone  not combined with others (a sibling model)
+    rival  axes of the same rival are not combined: they do the same thing
     """
 
     name: str
     options: tuple[Option, ...]
     at: Callable[[int], Option] | None = None
     alone: bool = False
+    rival: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ def price(options: Sequence[Option]) -> Price:
         sum(o.slow for o in options),
         len(options),
     )
+
+
+def sensible(options: Sequence[Option]) -> bool:
+    """Nobody buys devices and gives up capability in one."""
+    losses = {LOSSES[o.loss] for o in options}
+    return not {"hardware", "capability"} <= losses
 
 
 def nearest(peak: Callable[[int], int], capacity: int, good: int, bad: int) -> int:
@@ -140,7 +148,7 @@ class Search:
                 for _, option in choice:
                     scenario = option.apply(scenario)
                 self._plans[key] = scenario, scenario.memory()
-            except UsageError:
+            except GateupError:  # a split, format or architecture that cannot be
                 self._plans[key] = None
         done = self._plans[key]
         if done is not None:
@@ -193,9 +201,13 @@ class Search:
         usable = [a for a in self.axes if not a.alone and a.name in self._tried]
         candidates = []
         for axes in combinations(usable, size):
+            rivals = [a.rival for a in axes if a.rival]
+            if len(set(rivals)) < len(rivals):
+                continue
             for tried in product(*(self._tried[a.name] for a in axes)):
-                if foretold(base, [p for _, p in tried]) <= self.capacity:
-                    candidates.append((axes, [o for o, _ in tried]))
+                options = [o for o, _ in tried]
+                if sensible(options) and foretold(base, [p for _, p in tried]) <= self.capacity:
+                    candidates.append((axes, options))
         candidates.sort(key=lambda c: price(c[1]))
         for axes, options in candidates:
             if len(self.found) >= limit or self.calls >= BUDGET:
