@@ -110,6 +110,17 @@ def _gpt2_gguf(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     return [GGUFTensor(template.replace("{i}", str(row.layer)), row.shape, (row,), row.params)]
 
 
+def _config_of_gpt2_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """The width as the tensors have it: the converter writes 4H as metadata whatever it is."""
+    del metadata
+    ne = shapes.get("blk.0.ffn_up.weight", ())
+    if len(ne) == 2:
+        config["n_inner"] = ne[1]
+    return config
+
+
 GPT2 = Family(
     model_type="gpt2",
     architectures=("GPT2LMHeadModel",),
@@ -126,6 +137,7 @@ GPT2 = Family(
         "vocab_size": "vocab_size",
     },
     gguf_rule=_gpt2_gguf,
+    gguf_config=_config_of_gpt2_gguf,
 )
 
 # ---- BERT ----------------------------------------------------------------------------------------

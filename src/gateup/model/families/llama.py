@@ -23,7 +23,7 @@ from gateup.model.families.base import (
     num_layers,
     with_bias,
 )
-from gateup.model.families.windows import WindowRule, no_windows, window_size
+from gateup.model.families.windows import WindowRule, no_windows
 from gateup.model.layout import SPLIT, GateUpLayout
 from gateup.model.spec import Activation, AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec
 
@@ -177,11 +177,6 @@ def config_of_llama_gguf(
     if "rope_freqs.weight" in shapes:
         config["rope_scaling"] = {"rope_type": "llama3"}
     return config
-
-
-def sliding_window(cfg: Config) -> int | None:
-    """The one window of a model that has the same on every layer (Mixtral)."""
-    return window_size(cfg)
 
 
 @dataclass(frozen=True)
