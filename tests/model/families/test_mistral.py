@@ -55,6 +55,23 @@ def test_total_of_mistral_7b(known_models):
     assert windows(spec) == [4096] * 32
 
 
+def test_total_of_mistral_nemo(class_tensors):
+    """H 5120 with 32 heads of 128: head_dim is read, not computed."""
+    config = {
+        **MISTRAL,
+        "hidden_size": 5120,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+    }
+    spec = spec_of(config)
+    assert spec.params == 12_247_782_400
+    assert {n: r.shape for n, r in spec.tensors()} == class_tensors(config)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -50,6 +50,23 @@ def test_total_of_phi_3_mini(known_models, class_tensors):
     assert shapes(spec) == class_tensors(config)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "total"),
+    [
+        # Phi-4-mini: rotary on three quarters of a head, tied
+        ((3072, 8192, 32, 24, 8, 200064, True), 3_836_021_760),
+        # Phi-4
+        ((5120, 17920, 40, 40, 10, 100352, False), 14_659_507_200),
+    ],
+)
+def test_totals_of_phi_4(class_tensors, sizes, total):
+    keys = [k for k in PHI3 if k.startswith(("hidden", "inter", "num", "vocab"))]
+    config = {**PHI3, **dict(zip([*keys, "tie_word_embeddings"], sizes, strict=True))}
+    spec = build_spec(config, where="config.json", name="phi-4")
+    assert spec.params == total
+    assert shapes(spec) == class_tensors(config)
+
+
 def test_gate_rows_come_first():
     assert spec_of().layers[0].mlp.layout == GateUpLayout("concat", "gate_up")
 
