@@ -61,16 +61,16 @@ def prefill_tokens(workload: Workload) -> int:
     return tokens
 
 
-def gated_elements(mlp: GatedMLPSpec) -> tuple[int, str]:
+def gated_widths(mlp: GatedMLPSpec) -> int:
     """Widths I alive at a gated MLP's peak, beside its input.
 
     act(gate), up and their product; a fused act⊙up reads gate and up and writes the product, so
-    it is 3 as well. gpt-oss clamps both and scales: gate_up (2), its gathered bias (2), clamped
-    gate and up, gate·sigmoid, up + 1 and the product.
+    it is 3 as well. One gate_up tensor stays whole beside act and product: 4. gpt-oss clamps and
+    scales: gate_up (2), its gathered bias (2), clamped gate and up, gate·sigmoid, up + 1, product.
     """
     if mlp.act == "gpt_oss":
-        return 9 * mlp.intermediate_size, "9·I"
-    return 3 * mlp.intermediate_size, "3·I"
+        return 9
+    return 3 if mlp.layout.form == "split" else 4
 
 
 def mlp_elements(mlp: MLP, hidden: int) -> Term:
@@ -84,18 +84,20 @@ def mlp_elements(mlp: MLP, hidden: int) -> Term:
         width = mlp.intermediate_size
         return Term(2 * width, "2·I", f"2·{width}")
     if not isinstance(mlp, MoESpec):
-        value, text = gated_elements(mlp)
-        return Term(value, text, text.replace("I", str(mlp.intermediate_size)))
+        n, width = gated_widths(mlp), mlp.intermediate_size
+        return Term(n * width, f"{n}·I", f"{n}·{width}")
     k, width = mlp.top_k, mlp.expert.intermediate_size
-    wide = 9 if mlp.expert.act == "gpt_oss" else 4
+    wide = max(4, gated_widths(mlp.expert))
     routed = [
         Term(k * (hidden + wide * width), f"k·(H + {wide}·I)", f"{k}·({hidden} + {wide}·{width})"),
         Term(k * 4 * hidden, "k·4·H", f"{k}·4·{hidden}"),
     ]
-    if mlp.shared:
-        value, text = gated_elements(mlp.shared)
-        shared = text.replace("I", str(mlp.shared.intermediate_size))
-        routed.append(Term(value + hidden, text + "_shared + H", f"{shared} + {hidden}"))
+    if mlp.shared:  # its output waits for the routed experts'
+        n, shared = gated_widths(mlp.shared), mlp.shared.intermediate_size
+        routed = [
+            Term(t.value + hidden, t.formula + " + H", f"{t.numbers} + {hidden}") for t in routed
+        ]
+        routed.append(Term(n * shared, f"{n}·I_shared", f"{n}·{shared}"))
     return max(routed, key=lambda t: t.value)
 
 
@@ -120,9 +122,11 @@ def mlp_transient(spec: ModelSpec, workload: Workload, tokens: int) -> Figure:
     return sum_of(terms, "estimate", SOURCE)
 
 
-def stream(spec: ModelSpec, workload: Workload, tokens: int, copies: int = 3) -> Figure:
-    """Hidden states alive through a layer: the embeddings (the model's forward holds them), the
-    residual and the sublayer's normed input; and the rotary tables of ctx positions.
+def stream(spec: ModelSpec, workload: Workload, tokens: int, copies: int) -> Figure:
+    """`copies` hidden states of `tokens`, the rotary tables of their positions and the positions.
+
+    In transformers' MLP phase there are 4: the embeddings and the layer's input, which the
+    model's forward holds, the residual after attention, and the normed input; 3 in attention.
     """
     size, H = dtype_bytes(workload.compute_dtype, "--dtype"), spec.hidden_size
     d = max((x.attention.head_dim for x in spec.layers if x.attention), default=0)
@@ -130,7 +134,9 @@ def stream(spec: ModelSpec, workload: Workload, tokens: int, copies: int = 3) ->
     return sum_of(
         [
             Term(copies * tokens * H * size, f"{copies}·T·H·b", f"{copies}·{tokens}·{H}·{size}"),
-            Term(2 * positions * d * size, "2·ctx·d·b", f"2·{positions}·{d}·{size}"),
+            Term(
+                positions * (2 * d * size + 8), "ctx·(2·d·b + 8)", f"{positions}·(2·{d}·{size} + 8)"
+            ),
         ],
         "estimate",
         SOURCE,
@@ -185,6 +191,18 @@ def attention_transient(
         ]
         choices.append(sum_of(eager, "estimate", SOURCE))
     return max(choices, key=lambda f: f.value)
+
+
+def held_scores(spec: ModelSpec, workload: Workload, tokens: int) -> Figure:
+    """Eager attention returns its weights, which the layer holds while the MLP runs."""
+    size = dtype_bytes(workload.compute_dtype, "--dtype")
+    heads = max((x.attention.num_heads for x in spec.layers if x.attention), default=0)
+    term = Term(
+        tokens * heads * workload.ctx * size,
+        "T·heads·ctx·b",
+        f"{tokens}·{heads}·{workload.ctx}·{size}",
+    )
+    return sum_of([term], "estimate", SOURCE)
 
 
 def logits_transient(spec: ModelSpec, workload: Workload, tokens: int) -> Figure:

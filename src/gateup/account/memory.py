@@ -12,6 +12,7 @@ from dataclasses import replace
 from gateup.account.activations import (
     attention_transient,
     dtype_bytes,
+    held_scores,
     logits_transient,
     mlp_transient,
     prefill_tokens,
@@ -164,19 +165,24 @@ def kv_figure(rank: Rank, workload: Workload) -> Figure:
 def _inference(rank: Rank, stored: Sequence[StoredTensor], workload: Workload) -> list[MemoryItem]:
     spec, T = rank.local, prefill_tokens(workload)
     running, layer = INFERENCE[1:], ("attention", "mlp")
-    keep = 2 if workload.engine == "vllm" else 3  # vLLM rebinds the embeddings
+    hf = workload.engine == "transformers"  # vLLM and gateup rebind the embeddings and the input
     items = [
         *weight_items(rank, stored, INFERENCE),
         *gathered(rank, stored, running),
         MemoryItem("KV cache", "kv", running, kv_figure(rank, workload)),
-        MemoryItem("hidden states", "norm", layer, stream(spec, workload, T, keep)),
-        MemoryItem(
-            "attention", "attention", ("attention",), attention_transient(spec, workload, T)
-        ),
-        MemoryItem("MLP", "mlp", ("mlp",), mlp_transient(spec, workload, T)),
-        MemoryItem("hidden states, normed", "norm", ("logits",), stream(spec, workload, T, keep)),
     ]
-    if workload.engine == "transformers":
+    states: list[tuple[str, Group, str, Figure]] = [
+        ("hidden states", "norm", "attention", stream(spec, workload, T, 3 if hf else 2)),
+        ("attention", "attention", "attention", attention_transient(spec, workload, T)),
+        ("hidden states", "norm", "mlp", stream(spec, workload, T, 4 if hf else 2)),
+        ("MLP", "mlp", "mlp", mlp_transient(spec, workload, T)),
+        ("hidden states", "norm", "logits", stream(spec, workload, T, 1)),
+    ]
+    if hf and not workload.flash:
+        held = held_scores(spec, workload, T)
+        states.append(("attention weights, still held", "attention", "mlp", held))
+    items += [MemoryItem(label, group, (phase,), f) for label, group, phase, f in states]
+    if hf:
         items += dequantised(rank, stored, workload.compute_dtype, layer)
     if rank.stage == rank.parallel.pp - 1:
         logits = logits_transient(spec, workload, T)
@@ -195,7 +201,7 @@ def _decode(rank: Rank, workload: Workload) -> list[MemoryItem]:
     if rank.stage == rank.parallel.pp - 1:
         each.append(("logits", logits_transient(spec, replace(workload, last_logits=True), T)))
     group, figure = max(each, key=lambda pair: pair[1].value)
-    states = stream(spec, workload, T)
+    states = stream(spec, workload, T, 4)
     return [
         MemoryItem("one token: hidden states", "norm", ("decode",), states),
         MemoryItem(f"one token: {group}", group, ("decode",), figure),

@@ -79,8 +79,13 @@ def saved_gated(mlp: GatedMLPSpec, save: Save, trained: bool, b: int) -> Term:
     return Term(n * width * b, f"{n}·I·b", f"{n}·{width}·{b}")
 
 
-def saved_mlp(layer: LayerSpec, hidden: int, save: Save, p: Precision) -> list[Term]:
-    """Bytes per token that a layer's MLP keeps for backward."""
+def saved_mlp(
+    layer: LayerSpec, hidden: int, save: Save, p: Precision, *, fp32_router: bool = False
+) -> list[Term]:
+    """Bytes per token that a layer's MLP keeps for backward.
+
+    fp32_router  the router casts its input (DeepSeek)
+    """
     mlp, b = layer.mlp, p.compute
     if mlp is None:
         return []
@@ -98,6 +103,8 @@ def saved_mlp(layer: LayerSpec, hidden: int, save: Save, p: Precision) -> list[T
         terms.append(saved_gated(mlp, save, p.trained, b))
     else:
         terms += _saved_moe(mlp, hidden, save, p)
+        if fp32_router and p.trained:
+            terms.append(Term(4 * hidden, "4·H", f"4·{hidden}"))
     return terms
 
 
@@ -114,6 +121,8 @@ def _saved_moe(mlp: MoESpec, hidden: int, save: Save, p: Precision) -> list[Term
     if mlp.shared:
         shared = saved_gated(mlp.shared, save, p.trained, b)
         terms.append(Term(shared.value, f"{shared.formula} (shared)", shared.numbers))
+    if mlp.shared_gate:
+        terms.append(Term(hidden * b + b, "(H + 1)·b (gated)", f"({hidden} + 1)·{b}"))
     return terms
 
 
@@ -124,7 +133,12 @@ def saved_attention(
     a, b = layer.attention, p.compute
     if a is None:
         return []
-    terms = _saved_scores(a, workload, b)
+    fused = any(r.role == "qkv_proj" for r in rows)
+    terms = _saved_scores(a, workload, b, fused)
+    if (fused or a.mla) and p.trained:
+        # q made by concatenation is head-major, so o_proj's input is a copy of the output.
+        out = a.num_heads * a.v_head_dim
+        terms.append(Term(out * b, "out·b", f"{out}·{b}"))
     if p.trained:
         x = 0
         seen: set[str] = set()
@@ -139,9 +153,14 @@ def saved_attention(
     return terms
 
 
-def _saved_scores(a: AttentionSpec, workload: Workload, b: int) -> list[Term]:
+def _saved_scores(a: AttentionSpec, workload: Workload, b: int, fused: bool) -> list[Term]:
+    """v is a view: of one qkv (or MLA's expanded kv) tensor, it keeps the whole."""
     h, q, out = a.num_heads, a.num_heads * a.head_dim, a.num_heads * a.v_head_dim
     k, v = a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_head_dim
+    if fused:
+        v += q + k
+    elif a.mla:
+        v += h * a.mla.qk_nope_head_dim
     if workload.flash:
         return [
             Term((q + k + v + out) * b, "(q + k + v + out)·b", f"({q} + {k} + {v} + {out})·{b}"),
@@ -173,20 +192,44 @@ def saved_norms(layer: LayerSpec, rows: Sequence[TensorSpec], p: Precision) -> T
 def saved_lora(adapters: Sequence[AdapterRow], rank: Rank, p: Precision) -> Term:
     """Bytes per token that a layer's adapters keep: their input, cast, and A's output.
 
-    Adapters of the compute dtype share the linear's own input, once for each distinct one.
+    Adapters of the compute dtype share the linear's own input, once for each distinct one (what o
+    reads, attention keeps). Adapters on stacked parameters (router, experts) are added to the
+    weight, whose product then keeps its input and, for experts, down's.
     """
-    inputs = ranks_r = 0
+    inputs = ranks = whole = 0
     seen: set[str] = set()
     for a in adapters:
         if a.row.experts:
+            k = a.row.active_experts
+            whole += k * a.inp
             continue
         source = input_of(a.role)
-        if p.lora_copies or source not in seen:
+        if a.role == "router":
+            whole += a.inp
+            continue
+        kept = SPLITS.get(a.role) == "attention_row" or source in seen
+        if p.lora_copies or not kept:
             inputs += _local_input(a, rank)
         seen.add(source)
-        ranks_r += a.rank
-    e = p.lora
-    return Term((inputs + ranks_r) * e, f"(Σin + Σr)·{e}", f"({inputs} + {ranks_r})·{e}")
+        ranks += a.rank
+    e, b = p.lora, p.compute
+    text = (f"(Σin + Σr)·{e}", f"({inputs} + {ranks})·{e}")
+    if not whole:
+        return Term((inputs + ranks) * e, *text)
+    return Term(
+        (inputs + ranks) * e + whole * b,
+        text[0] + " + Σin_experts·b",
+        text[1] + f" + {whole}·{b}",
+    )
+
+
+def merged_experts(adapters: Sequence[AdapterRow], rank: Rank, p: Precision) -> int:
+    """Bytes of one layer's expert weights with their adapters added, kept for backward."""
+    return sum(
+        int(rank.share(a.row) * a.copies * a.inp * a.out) * p.compute
+        for a in adapters
+        if a.row.experts
+    )
 
 
 def input_of(role: str) -> str:

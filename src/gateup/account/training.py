@@ -27,6 +27,7 @@ from gateup.account.saved import (
     SOURCE,
     Precision,
     is_plain,
+    merged_experts,
     saved_attention,
     saved_lora,
     saved_mlp,
@@ -39,6 +40,7 @@ from gateup.model.spec import LayerSpec, MoESpec, active_width
 
 PHASES = ("load", "logits", "mlp", "attention", "backward", "optimizer")
 RUNNING = PHASES[1:]
+FORWARD = ("logits", "mlp", "attention")
 
 # Widths I alive in the MLP's backward beside what was saved (weights trained, frozen): gradients
 # of product, gate and up, less the product, which goes with down's weight gradient; modes that
@@ -48,6 +50,8 @@ BACKWARD = {"hf": (2, 3), "all": (2, 3), "gate_up": (3, 3), "input": (5, 5)}
 # bitsandbytes 8-bit states: one fp32 absmax per 256 values and state; tensors of fewer than 4096
 # values, and embeddings (transformers' Trainer asks for it), keep fp32 states.
 BLOCK_8BIT, MIN_8BIT = 256, 4096
+
+FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3"})
 
 SAVED_LABELS: dict[Group, str] = {
     "mlp": "MLP, saved for backward",
@@ -76,7 +80,9 @@ def training_items(
     items += _passing_items(rank, workload, plan, p)
     items += _cast_items(rank, stored, plan, p)
     if p.trained:
-        items += _state_items(_trained(rank, stored), plan, p.weights)
+        items += _state_items(
+            _trained(rank, stored), plan, p.weights, rank.spec.tie_word_embeddings
+        )
     else:
         items += _adapter_items(rank, adapters, plan, p)
     return items
@@ -108,7 +114,13 @@ def layer_saved(
     assert plan is not None
     rows = rank.spec.layer_rows(layer.index)
     return {
-        "mlp": saved_mlp(layer, rank.spec.hidden_size, plan.save, p),
+        "mlp": saved_mlp(
+            layer,
+            rank.spec.hidden_size,
+            plan.save,
+            p,
+            fp32_router=rank.spec.family in FP32_ROUTERS,
+        ),
         "attention": saved_attention(layer, rows, workload, p),
         "norm": [saved_norms(layer, rows, p)],
         "adapter": [saved_lora([a for a in adapters if a.layer == layer.index], rank, p)],
@@ -126,31 +138,63 @@ def _saved_items(
     T, H = workload.batch * workload.ctx, rank.spec.hidden_size
     each = [layer_saved(rank, x, adapters, workload, p) for x in rank.local.layers]
     tokens = Term(T, "T", str(T))
+    if not each:
+        return []
+    sizes = [sum(t.value for terms in layer.values() for t in terms) for layer in each]
+    last = sizes.index(max(sizes))
+    ckpt = plan.checkpointing == "layer"
     items: list[MemoryItem] = []
-    largest = max(each, key=lambda g: sum(t.value for ts in g.values() for t in ts), default={})
     for group, label in SAVED_LABELS.items():
-        one = sum_of(largest.get(group, []), "estimate", SOURCE, tokens)
-        if plan.checkpointing == "layer":
-            items.append(MemoryItem(f"one layer: {label}", group, RUNNING[1:4], one))
-            continue
-        # Layers of one kind are written once, with their number.
-        kinds: dict[tuple[Term, ...], int] = {}
-        for layer in each:
-            key = tuple(layer[group])
-            kinds[key] = kinds.get(key, 0) + 1
-        terms = []
-        for key, n in kinds.items():
-            f = sum_of(list(key), "estimate", SOURCE)
-            terms.append(Term(n * int(f.value), f"L·({f.formula})", f"{n}·({f.numbers})"))
-        whole = sum_of(terms, "estimate", SOURCE, tokens)
-        items.append(MemoryItem(label, group, RUNNING[:3], whole))
-        items.append(MemoryItem(f"first layer: {label}", group, ("backward",), one))
-    if plan.checkpointing == "layer":
+        one = sum_of(each[last][group], "estimate", SOURCE, tokens)
+        # Backward has left the last layer's MLP behind when it comes to its attention.
+        phases = ("mlp", "backward") if group == "mlp" else ("mlp", "attention", "backward")
+        items.append(
+            MemoryItem(f"one layer: {label}", group, phases if ckpt else ("logits", *phases), one)
+        )
+        if not ckpt:
+            rest = _layers_sum([x[group] for i, x in enumerate(each) if i != last], tokens)
+            items.append(MemoryItem(f"other layers: {label}", group, FORWARD, rest))
+    merged = [
+        merged_experts([a for a in adapters if a.layer == x.index], rank, p)
+        for x in rank.local.layers
+    ]
+    items += _merged_items(merged, ckpt)
+    if ckpt:
         n = len(each)
         kept = Term(n * H * p.stream, f"L·H·{p.stream}", f"{n}·{H}·{p.stream}")
         figure = sum_of([kept], "exact", "hidden states at each layer's entry", tokens)
-        items.append(MemoryItem("layer inputs, checkpointed", "norm", RUNNING[:3], figure))
+        items.append(MemoryItem("layer inputs, checkpointed", "norm", FORWARD, figure))
     return items
+
+
+def _layers_sum(layers: Sequence[list[Term]], tokens: Term) -> Figure:
+    """The sum over layers; those of one kind are written once, with their number."""
+    kinds: dict[tuple[Term, ...], int] = {}
+    for layer in layers:
+        kinds[tuple(layer)] = kinds.get(tuple(layer), 0) + 1
+    terms = []
+    for key, n in kinds.items():
+        f = sum_of(list(key), "estimate", SOURCE)
+        terms.append(Term(n * int(f.value), f"n·({f.formula})", f"{n}·({f.numbers})"))
+    return sum_of(terms, "estimate", SOURCE, tokens)
+
+
+def _merged_items(merged: Sequence[int], ckpt: bool) -> list[MemoryItem]:
+    """PEFT adds an adapter on a stacked parameter to the weight: a second copy, kept for backward,
+    and an fp32 update in passing.
+    """
+    top = max(merged, default=0)
+    rest = sum(merged) - top
+    source = "PEFT 0.21 target_parameters: weight + B·A, materialised"
+    out = []
+    for label, n, phases in (
+        ("experts with adapters added: one layer", top, (*FORWARD[1 if ckpt else 0 :], "backward")),
+        ("experts with adapters added: other layers", 0 if ckpt else rest, FORWARD),
+        ("expert update in passing, fp32", 2 * top, ("mlp", "backward")),
+    ):
+        figure = Figure(n, "B", "estimate", "Σ E·in·out·bytes", str(n), source)
+        out.append(MemoryItem(label, "adapter", phases, figure))
+    return out
 
 
 def _passing_items(
@@ -268,6 +312,10 @@ class Trained(NamedTuple):
     copies: int
     embedding: bool = False
 
+    @property
+    def total(self) -> int:
+        return self.params * self.copies
+
 
 def _trained(rank: Rank, stored: Sequence[StoredTensor]) -> list[Trained]:
     out: list[Trained] = []
@@ -298,18 +346,30 @@ def _adapter_items(
     ]
 
 
-def _state_items(tensors: Sequence[Trained], plan: Training, size: int) -> list[MemoryItem]:
+def _state_items(
+    tensors: Sequence[Trained], plan: Training, size: int, tied: bool = True
+) -> list[MemoryItem]:
     """Gradients and optimizer state of parameters in a dtype of `size` bytes."""
-    n = sum(t.params * t.copies for t in tensors)
+    n = sum(t.total for t in tensors)
     grad = dtype_bytes(plan.grad_dtype, "gradient dtype") if plan.grad_dtype else size
+    late = 0 if tied else sum(t.total for t in tensors if t.embedding)
     # Gradients exist before backward only where steps accumulate: else zero_grad frees them.
-    alive = RUNNING if plan.accumulation > 1 else RUNNING[3:]
-    figure = Figure(n * grad, "B", "exact", "params·bytes", f"{n}·{grad}", "one a parameter")
-    state = _optimizer(tensors, n, plan)
+    # An untied embedding's comes last, when nothing saved is left.
+    alive, end = (RUNNING, RUNNING) if plan.accumulation > 1 else (RUNNING[3:], RUNNING[4:])
     items = [
-        MemoryItem("gradients", "gradients", alive, figure),
-        MemoryItem(f"optimizer: {plan.optimizer}", "optimizer", RUNNING, state),
+        MemoryItem(
+            label,
+            "gradients",
+            phases,
+            Figure(m * grad, "B", "exact", "params·bytes", f"{m}·{grad}", "one a parameter"),
+        )
+        for label, m, phases in (
+            ("gradients", n - late, alive),
+            ("gradients of the embedding", late, end),
+        )
     ]
+    state = _optimizer(tensors, n, plan)
+    items.append(MemoryItem(f"optimizer: {plan.optimizer}", "optimizer", RUNNING, state))
     if plan.autocast and size < 4:
         master = Figure(n * 4, "B", "exact", "params·4", f"{n}·4", "mixed-precision optimizers")
         items.append(MemoryItem("fp32 master weights", "optimizer", RUNNING, master))
@@ -329,7 +389,7 @@ def _optimizer(tensors: Sequence[Trained], n: int, plan: Training) -> Figure:
             "two fp32 moments; torch keeps them in the parameters' dtype, half where that is bf16",
         )
     small = [t for t in tensors if t.embedding or t.params < MIN_8BIT]
-    wide = sum(t.params * t.copies for t in small)
+    wide = sum(t.total for t in small)
     blocks = sum(
         -(-t.params // BLOCK_8BIT) * t.copies
         for t in tensors
