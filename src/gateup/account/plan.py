@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from gateup.account.crossover import Crossover, crossover
 from gateup.account.figure import Figure, worst
 from gateup.account.fit import Verdict, fit, roofline
 from gateup.account.flops import Flops, decode_flops, prefill_flops, train_flops
+from gateup.account.flow import causal
 from gateup.account.kv import kv_nbytes
 from gateup.account.ledger import Ledger, make_ledger, share
 from gateup.account.lora import adapter_nbytes, adapter_rows
 from gateup.account.machine import Device, parse_device
+from gateup.account.measure import Measurements, measure
 from gateup.account.memory import MemoryPlan
 from gateup.account.options import COMPUTE_DTYPES, PlanOptions
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.traffic import bytes_per_token, intensity
 from gateup.account.workload import Engine, Workload
 from gateup.errors import UsageError
+from gateup.files.adapter import Adapter
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.model.quant.mix import kind_of
 from gateup.model.spec import ModelSpec
@@ -57,7 +61,7 @@ class Plan:
     flops: Mapping[str, Flops]
     verdict: Verdict | None = None
     roofline: Mapping[str, Figure] = field(default_factory=dict)
-    measured: Mapping[str, Figure] = field(default_factory=dict)
+    measured: Measurements | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -99,25 +103,25 @@ def plan(
     Raises GateupError: UsageError for options that cannot be, InputError for what cannot be read.
     """
     options = replace(options or PlanOptions(), **changes)
-    checkpoint = open_model(ref) if base is None else open_model(ref, base=base)
+    checkpoint = open_model(ref, base=base)
+    options = _continuing(options, checkpoint.adapter)
     scenario, label, notes = _scenario(checkpoint, options)
     ledger = make_ledger(scenario.spec, scenario.stored, label)
     flops, adapter = _flops(scenario)
     memory = scenario.memory()
     verdict = fit(scenario) if scenario.device else None
     roof = roofline(scenario) if scenario.device else {}
-    measured = _measured(scenario) if options.measure else {}
+    measured = measure(scenario, checkpoint.path) if options.measure else None
     points = crossover(scenario.spec)
     figures = {
         **ledger.figures(),
-        **_adapter_figures(checkpoint),
-        **adapter,
+        **(adapter or _adapter_figures(checkpoint)),
         **_flops_figures(flops),
         **_run_figures(scenario, ledger),
         **_crossover_figures(points),
         **_memory_figures(scenario, memory, verdict),
         **{f"roofline.{k}": v for k, v in roof.items()},
-        **{f"measured.{k}": v for k, v in measured.items()},
+        **{f"measured.{k}": v for k, v in (measured.figures() if measured else {}).items()},
     }
     return Plan(
         checkpoint=checkpoint,
@@ -136,6 +140,8 @@ def plan(
             *notes,
             *scenario.notes,
             *_expanded_cache(scenario, figures),
+            *_adapter_notes(checkpoint, options),
+            *_encoder(scenario.spec),
             *checkpoint.spec.notes,
             *checkpoint.problems,
         ),
@@ -251,7 +257,11 @@ def _flops(scenario: Scenario) -> tuple[dict[str, Flops], dict[str, Figure]]:
         return {
             "decode": decode_flops(spec, work.ctx),
             "prefill": prefill_flops(
-                spec, work.ctx, batch=work.batch, last_logits=work.last_logits
+                spec,
+                work.ctx,
+                batch=work.batch,
+                causal=causal(spec),
+                last_logits=work.last_logits,
             ),
         }, {}
     if work.training.method == "full":
@@ -282,13 +292,46 @@ def _adapter_figures(checkpoint: Checkpoint) -> dict[str, Figure]:
     if adapter is None:
         return {}
     source = "the adapter's own tensor headers"
-    n = len(adapter.tensors)
+    parts = {r.name.removesuffix(".weight"): r.part for r in checkpoint.spec.rows}
+    mlp = sum(
+        prod(t.shape)
+        for t in adapter.tensors
+        if parts.get((t.canonical or t.name).partition(".lora_")[0]) == "mlp"
+    )
+    n = f"Σ of {len(adapter.tensors)} tensors"
     return {
-        "adapter.params": Figure(
-            adapter.params, "params", "exact", f"Σ of {n} tensors", "", source
-        ),
-        "adapter.bytes": Figure(adapter.nbytes, "B", "exact", f"Σ of {n} tensors", "", source),
+        "adapter.params": Figure(adapter.params, "params", "exact", n, "", source),
+        "adapter.bytes": Figure(adapter.nbytes, "B", "exact", n, "", source),
+        "adapter.mlp_share": share(mlp, adapter.params, "the adapter's parameters"),
     }
+
+
+def _continuing(options: PlanOptions, adapter: Adapter | None) -> PlanOptions:
+    """Training an adapter that was opened: its rank and targets, where none were given."""
+    if adapter is None or options.train not in ("lora", "qlora"):
+        return options
+    changes: dict[str, Any] = {}
+    if options.rank is None:
+        changes["rank"] = adapter.rank
+    targets = adapter.target_modules
+    if options.targets is None and targets == "all-linear":
+        changes["targets"] = "all"
+    elif options.targets is None and isinstance(targets, tuple) and targets:
+        changes["targets"] = ",".join(targets)
+    return replace(options, **changes)
+
+
+def _adapter_notes(checkpoint: Checkpoint, options: PlanOptions) -> tuple[str, ...]:
+    adapter = checkpoint.adapter
+    if adapter is None:
+        return ()
+    name = adapter.path.name
+    if options.train is None:
+        return (
+            f"the adapter {name} (rank {adapter.rank}) is counted apart: until it is merged it "
+            f"adds {adapter.nbytes:,} bytes and {2 * adapter.params:,} FLOPs a token",
+        )
+    return (f"the adapter {name} says rank {adapter.rank}; that is trained unless --rank is given",)
 
 
 def _flops_figures(flops: Mapping[str, Flops]) -> dict[str, Figure]:
@@ -323,6 +366,12 @@ def _expanded_cache(scenario: Scenario, figures: Mapping[str, Figure]) -> tuple[
         "transformers caches MLA's keys and values expanded per head, as counted under memory; "
         f"the latent alone, as other engines cache it, is {figures['kv.total'].value:,} bytes",
     )
+
+
+def _encoder(spec: ModelSpec) -> tuple[str, ...]:
+    if causal(spec):
+        return ()
+    return ("an encoder: every token sees the whole context, and nothing is decoded from a cache",)
 
 
 def _crossover_figures(points: Crossover) -> dict[str, Figure]:
@@ -361,9 +410,3 @@ def _memory_figures(
             reserve.source,
         )
     return out
-
-
-def _measured(scenario: Scenario) -> Mapping[str, Figure]:
-    from gateup.account.measure import measure
-
-    return measure(scenario)

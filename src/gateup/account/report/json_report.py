@@ -11,10 +11,11 @@ from importlib.resources import files
 from typing import Any
 
 from gateup import __version__
-from gateup.account.figure import Figure
+from gateup.account.figure import Figure, worst
 from gateup.account.fit import Remedy
 from gateup.account.ledger import layer_label
 from gateup.account.machine import Device
+from gateup.account.measure import Measurements
 from gateup.account.memory import MemoryPlan
 from gateup.account.plan import Plan
 from gateup.account.show import Shown
@@ -31,6 +32,10 @@ from gateup.model.spec import (
 
 PLAN_SCHEMA = "gateup.plan/1"
 SHOW_SCHEMA = "gateup.show/1"
+
+
+# Figures that stand in lists of their own.
+ELSEWHERE = ("layers.", "measured.")
 
 
 def schema(name: str = "plan") -> dict[str, Any]:
@@ -59,7 +64,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "generator": f"gateup {__version__}",
         "model": model_json(plan.checkpoint),
         "run": run_json(plan),
-        **nested((k, v) for k, v in plan.figures.items() if not k.startswith("layers.")),
+        **nested((k, v) for k, v in plan.figures.items() if not k.startswith(ELSEWHERE)),
     }
     document["bytes"]["by_type"] = {
         name: {"params": t.params, "bytes": t.nbytes} for name, t in plan.ledger.by_type().items()
@@ -69,7 +74,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
     document["memory"] = {**document["memory"], **memory_json(plan.memory)}
     document["device"] = device_json(plan)
     document["verdict"] = verdict_json(plan)
-    for optional in ("roofline", "measured", "adapter", "kv", "traffic", "intensity"):
+    document["measured"] = measured_json(plan.measured)
+    for optional in ("roofline", "adapter", "kv", "traffic", "intensity"):
         document.setdefault(optional, None)
     document["notes"] = list(plan.notes)
     return document
@@ -271,7 +277,7 @@ def crossover_json(plan: Plan) -> dict[str, Any]:
 def memory_json(memory: MemoryPlan) -> dict[str, Any]:
     return {
         "peak_phase": memory.peak_phase,
-        "peaks": dict(memory.peaks),
+        "peaks": {phase: figure_json(phase_figure(memory, phase)) for phase in memory.peaks},
         "stage": memory.stage,
         "items": [
             {
@@ -283,6 +289,19 @@ def memory_json(memory: MemoryPlan) -> dict[str, Any]:
             for i in memory.items
         ],
     }
+
+
+def phase_figure(memory: MemoryPlan, phase: str) -> Figure:
+    """A phase's sum, as good as its weakest item."""
+    alive = memory.alive(phase)
+    return Figure(
+        memory.peaks[phase],
+        "B",
+        worst(*(i.figure.kind for i in alive)),
+        " + ".join(i.label for i in alive),
+        " + ".join(str(i.nbytes) for i in alive),
+        "the items alive in the phase",
+    )
 
 
 def device_json(plan: Plan) -> dict[str, Any] | None:
@@ -308,22 +327,49 @@ def verdict_json(plan: Plan) -> dict[str, Any] | None:
         return None
     return {
         "fits": verdict.fits,
-        "peak": verdict.peak,
-        "capacity": verdict.capacity,
         "phase": verdict.phase,
+        "group": verdict.group,
+        "peak": figure_json(plan.figures["memory.peak"]),
+        "capacity": figure_json(plan.figures["device.capacity"]),
         "max_context": verdict.max_context,
+        "smallest_peak": verdict.smallest,
         "remedies": [remedy_json(r) for r in verdict.remedies],
+        "notes": list(verdict.notes),
     }
 
 
 def remedy_json(remedy: Remedy) -> dict[str, Any]:
+    memory = remedy.scenario.memory()
     return {
         "changes": list(remedy.changes),
-        "peak": remedy.peak,
+        "peak": figure_json(phase_figure(memory, memory.peak_phase)),
+        "phase": memory.peak_phase,
+        "host_bytes": remedy.host,
         "loss": remedy.loss,
         "flags": dict(remedy.flags),
-        "run": workload_json(remedy.scenario.workload),
+        "model": remedy.scenario.spec.name,
         "format": remedy.scenario.fmt,
+        "run": workload_json(remedy.scenario.workload),
+    }
+
+
+def measured_json(measured: Measurements | None) -> dict[str, Any] | None:
+    if measured is None:
+        return None
+    return {
+        "rows": [
+            {
+                "key": r.key,
+                "what": r.what,
+                "predicted": None if r.predicted is None else figure_json(r.predicted),
+                "observed": r.observed,
+                "unit": r.unit,
+                "error": r.error,
+                "how": r.how,
+            }
+            for r in measured.rows
+        ],
+        "notes": list(measured.notes),
     }
 
 

@@ -147,6 +147,7 @@ def render(plan: Plan, console: Console) -> None:
     _where(plan, console)
     _memory(plan, console)
     _key_figures(plan, console)
+    _measured(plan, console)
     _notes(plan.notes, console)
     console.print()
     line(console, units.LEGEND, "dim")
@@ -376,14 +377,30 @@ def _key_figures(plan: Plan, console: Console) -> None:
             table.add_row(cell(name), cell(tagged(plan.figures[path])))
     if plan.crossover.model.why:
         table.add_row(cell("attention overtakes the MLP"), cell("never"))
-    for group in ("roofline", "measured"):
-        for path, figure in plan.figures.items():
-            if path.startswith(group + "."):
-                name = path.partition(".")[2].replace("_", " ").replace(".", ": ")
-                table.add_row(cell(f"{group}: {name}"), cell(tagged(figure)))
+    for name, figure in plan.roofline.items():
+        table.add_row(cell(f"roofline: {name}"), cell(tagged(figure)))
     put(console, table)
     if plan.crossover.model.why:
         line(console, plan.crossover.model.why, indent=2)
+
+
+def _measured(plan: Plan, console: Console) -> None:
+    """Predicted beside observed, where --measure was given."""
+    if plan.measured is None:
+        return
+    heading(console, "Measured on this machine")
+    table = columns(console, "what", "predicted", "observed", "error")
+    for row in plan.measured.rows:
+        seen = units.written(Figure(row.observed, row.unit, "exact"))
+        bound = row.predicted is not None and row.predicted.kind == "bound"
+        error = "" if row.error is None or bound else f"{100 * row.error:+.1f} %"
+        predicted = "" if row.predicted is None else tagged(row.predicted)
+        table.add_row(cell(row.what), cell(predicted), cell(seen), cell(error))
+    put(console, table)
+    for how in dict.fromkeys(r.how for r in plan.measured.rows):
+        line(console, how, "dim", indent=2)
+    for note in plan.measured.notes:
+        line(console, note, indent=2)
 
 
 def _redundant(plan: Plan, path: str) -> bool:
