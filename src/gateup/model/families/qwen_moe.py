@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gateup.errors import UnknownArchitectureError
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
+    GGUFTensor,
     Names,
     Rows,
     activation,
@@ -19,6 +21,7 @@ from gateup.model.families.base import (
 )
 from gateup.model.families.llama import GGUF_KEYS
 from gateup.model.families.moe import (
+    PROJECTIONS,
     dense_and_moe,
     expert_names,
     merged_experts,
@@ -28,7 +31,7 @@ from gateup.model.families.moe import (
     sparse_step_layers,
 )
 from gateup.model.families.windows import Windows, by_layer, window_size
-from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
+from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, TensorSpec
 
 QWEN3_NAMES = moe_names(expert_names())
 QWEN2_NAMES = moe_names(
@@ -120,6 +123,16 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
     return build
 
 
+def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
+    """llama.cpp's Qwen MoE architectures have experts in every layer."""
+    if row.role in PROJECTIONS:
+        raise UnknownArchitectureError(
+            f"layer {row.layer} has a dense MLP, which llama.cpp cannot hold in a Qwen MoE model",
+            where=spec.name,
+        )
+    return merged_experts(spec, row)
+
+
 def config_of_gguf(
     metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
 ) -> dict[str, Any]:
@@ -148,7 +161,7 @@ QWEN2_MOE = Family(
     build=builder(True),
     gguf_arch="qwen2moe",
     gguf_keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-    gguf_rule=merged_experts,
+    gguf_rule=gguf_rule,
     gguf_config=config_of_gguf,
 )
 
@@ -159,7 +172,7 @@ QWEN3_MOE = Family(
     build=builder(False),
     gguf_arch="qwen3moe",
     gguf_keys=_KEYS,
-    gguf_rule=merged_experts,
+    gguf_rule=gguf_rule,
     gguf_config=config_of_gguf,
 )
 
