@@ -34,7 +34,6 @@ GGUF_LADDER = (
 HF_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
     "vllm": (("fp8", TINY, 1), ("awq:128", SOME, 4)),
     "transformers": (("int8", TINY, 1), ("nf4", SOME, 4)),
-    "gateup": (("int8", TINY, 1), ("nf4", SOME, 4)),
 }
 KV_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
     "llama.cpp": (("q8_0", TINY, 1), ("q4_0", SOME, 6)),
@@ -62,7 +61,8 @@ def _train(**changes: Any) -> Callable[[Scenario], Scenario]:
 
 def _weights(s: Scenario) -> Axis | None:
     """Smaller formats than the present one, by their bytes."""
-    gguf = s.workload.engine == "llama.cpp" or (s.fmt and mix.kind_of(s.fmt) == "gguf")
+    gguf = s.workload.engine in ("llama.cpp", "gateup")
+    gguf = gguf or (s.fmt is not None and mix.kind_of(s.fmt) == "gguf")
     ladder = GGUF_LADDER if gguf else HF_LADDERS.get(s.workload.engine, ())
     now, options = sum(t.nbytes for t in s.stored), []
     label = s.fmt or "the file's format"
@@ -196,7 +196,7 @@ def _batch_set(batch: int, accumulation: int | None = None) -> Callable[[Scenari
 
 
 def _layers(s: Scenario) -> Axis | None:
-    """llama.cpp's -ngl: layers left with the host, from none to all but one."""
+    """llama.cpp's -ngl: layers left with the host, until each card has one left."""
     n = s.spec.num_layers
     if not s.splits_host:
         return None
@@ -213,8 +213,9 @@ def _layers(s: Scenario) -> Axis | None:
             step,
         )
 
-    steps = sorted({now * k // 8 for k in (1, 2, 3, 4, 5, 6, 7)} | {now - 2})
-    return Axis("layers", tuple(at(k) for k in steps if 0 < k <= now - 2), at, rival="host")
+    last = now - 1 - s.workload.parallel.pp
+    steps = sorted({now * k // 8 for k in (1, 2, 3, 4, 5, 6, 7)} | {last})
+    return Axis("layers", tuple(at(k) for k in steps if 0 < k <= last), at, rival="host")
 
 
 def _experts(s: Scenario) -> Axis | None:
@@ -316,7 +317,8 @@ def _sibling(s: Scenario) -> Axis | None:
         spec = presets.spec(name)
         if spec.params < s.spec.params:
             smaller.append((spec.params, name, spec))
-    smaller.sort(key=lambda x: x[0], reverse=True)
+    limit = s.spec.max_position_embeddings
+    smaller.sort(key=lambda x: (-x[0], x[2].max_position_embeddings != limit))
 
     def swap(spec: ModelSpec) -> Callable[[Scenario], Scenario]:
         return lambda x: x.with_(spec=spec, gpu_layers=None, cpu_moe_layers=0)

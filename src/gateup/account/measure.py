@@ -27,10 +27,10 @@ from gateup.model.spec import ClassicFFNSpec, GatedMLPSpec, LayerSpec, MoESpec, 
 
 # Everything together ends within a minute; one child may take most of it.
 SECONDS = 55.0
-# Work for one child: 2·10^11 FLOPs take about 4 s on two AVX-512 cores in bf16.
-MAX_FLOPS = 2 * 10**11
+# Work for one child: 3·10^11 FLOPs take about 6 s on two AVX-512 cores in bf16.
+MAX_FLOPS = 3 * 10**11
 # Below this an allocator's own noise (arenas, thread stacks: up to 10 MB) would count.
-MIN_BYTES = 48 << 20
+MIN_BYTES = 32 << 20
 MIB = 1 << 20
 
 _ACTS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}

@@ -130,9 +130,16 @@ def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
 
 
 def _gateup(before: Scenario, after: Scenario) -> str:
-    """Options of gateup for what is its own: tiles, and saving less than act⊙up fused does."""
+    """gateup's own options: all of a run on its engine, else what is its own (tiles, and saving
+    less for backward than act⊙up fused does).
+    """
     out, work = [], after.workload
-    if work.execution == "tiled" and work != before.workload:
+    if work.engine == "gateup":
+        if after.fmt != before.fmt:
+            out.append(f"--quant {after.fmt}")
+        out.append(f"--ctx {work.ctx} --batch {work.batch}")
+        out += [f"--{k} {n}" for k in ("tp", "pp") if (n := getattr(work.parallel, k)) > 1]
+    if work.execution == "tiled" and (work.engine == "gateup" or work != before.workload):
         out.append(f"--exec tiled --tile {work.tile}")
     save = work.training.save if work.training else None
     was = before.workload.training.save if before.workload.training else None
