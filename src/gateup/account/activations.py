@@ -171,11 +171,16 @@ def attention_transient(
     size = dtype_bytes(workload.compute_dtype, "--dtype")
     kinds: Iterable[AttentionSpec] = {x.attention for x in spec.layers if x.attention}
     keys = workload.ctx if keys is None else keys
+    normed = size < 4 and any(r.role == "q_norm" for r in spec.rows)
     choices = [Figure(0, "B", "estimate", "0", "0", SOURCE)]
     for a in kinds:
         e = attention_elements(a)
         flat = Term(tokens * e.value * size, f"T·({e.formula})·b", f"{tokens}·({e.numbers})·{size}")
         choices.append(sum_of([flat], "estimate", SOURCE))
+        if normed:  # a norm of q holds its fp32 copy and that one's square or scaled copy
+            n = a.num_heads * a.head_dim
+            term = Term(tokens * n * (size + 8), "T·q·(b + 8)", f"{tokens}·{n}·({size} + 8)")
+            choices.append(sum_of([term], "estimate", SOURCE))
         if workload.flash:
             continue
         h, c = a.num_heads, score_bytes(size)
@@ -183,6 +188,7 @@ def attention_transient(
         rest = 2 * q + 2 * k + v
         eager = [
             Term(tokens * h * keys * c, f"T·heads·keys·{c}", f"{tokens}·{h}·{keys}·{c}"),
+            Term(tokens * keys * size, "T·keys·b", f"{tokens}·{keys}·{size}"),  # the mask
             Term(
                 tokens * rest * size,
                 "T·(2·q + 2·k + v_heads)·b",

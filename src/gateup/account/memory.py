@@ -18,6 +18,7 @@ from gateup.account.activations import (
     prefill_tokens,
     stream,
 )
+from gateup.account.engines import llamacpp_compute_buffer
 from gateup.account.figure import Figure
 from gateup.account.kv import kv_nbytes
 from gateup.account.memory_items import Group, MemoryItem, MemoryPlan, plan_of
@@ -209,8 +210,6 @@ def _decode(rank: Rank, workload: Workload) -> list[MemoryItem]:
 
 
 def _llamacpp(rank: Rank, stored: Sequence[StoredTensor], workload: Workload) -> list[MemoryItem]:
-    from gateup.account.engines import llamacpp_compute_buffer
-
     buffer = llamacpp_compute_buffer(rank.local, workload)
     return [
         *weight_items(rank, stored, LLAMACPP),

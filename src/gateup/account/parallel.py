@@ -36,19 +36,17 @@ SPLITS: dict[str, str] = {
     "k_proj": "kv",
     "v_proj": "kv",
     "qkv_proj": "qkv",
-    "c_attn": "qkv",
     "o_proj": "attention_row",
-    "out_proj": "attention_row",
     "q_a_proj": "whole",
     "kv_a_proj_with_mqa": "whole",
     "gate_proj": "column",
     "up_proj": "column",
     "gate_up_proj": "column",
     "down_proj": "row",
-    "proj_1": "column",
-    "proj_2": "row",
-    "c_fc": "column",
     "router": "whole",
+    "shared_expert_gate": "whole",
+    "linear_attn": "whole",
+    "linear_mlp": "whole",
 }
 
 
@@ -73,7 +71,7 @@ class Rank:
         if row.layer is not None:
             layers = self.local.layers
             return bool(layers) and layers[0].index <= row.layer <= layers[-1].index
-        if row.part == "embedding":
+        if row.part == "embedding" or row.role.startswith("embed_"):
             return first or (last and self.spec.tie_word_embeddings)
         return last
 
@@ -87,6 +85,8 @@ class Rank:
 
     def nbytes(self, tensor: StoredTensor) -> int:
         """Bytes of the tensor on this rank, FSDP included (each tensor rounded up)."""
+        if self.parallel.world == 1:
+            return tensor.nbytes
         part = self.share(tensor.row) * tensor.nbytes
         return -(-part.numerator // (part.denominator * self.parallel.fsdp))
 

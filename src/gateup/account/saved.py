@@ -223,13 +223,16 @@ def saved_lora(adapters: Sequence[AdapterRow], rank: Rank, p: Precision) -> Term
     )
 
 
-def merged_experts(adapters: Sequence[AdapterRow], rank: Rank, p: Precision) -> int:
-    """Bytes of one layer's expert weights with their adapters added, kept for backward."""
-    return sum(
-        int(rank.share(a.row) * a.copies * a.inp * a.out) * p.compute
-        for a in adapters
-        if a.row.experts
-    )
+def merged_weights(adapters: Sequence[AdapterRow], rank: Rank, p: Precision) -> int:
+    """Bytes of one layer's stacked parameters with their adapters added, kept for backward, and of
+    the experts' A and B in the compute dtype.
+    """
+    total = 0
+    for a in adapters:
+        if a.row.experts or a.role == "router":
+            per_copy = a.inp * a.out + (a.rank * (a.inp + a.out) if a.row.experts else 0)
+            total += int(rank.share(a.row) * a.copies * per_copy) * p.compute
+    return total
 
 
 def input_of(role: str) -> str:

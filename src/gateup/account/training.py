@@ -8,9 +8,9 @@ layer's saved tensors go as its gradients come), so its ends bound it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gateup.account.activations import (
     Term,
@@ -27,7 +27,7 @@ from gateup.account.saved import (
     SOURCE,
     Precision,
     is_plain,
-    merged_experts,
+    merged_weights,
     saved_attention,
     saved_lora,
     saved_mlp,
@@ -36,7 +36,9 @@ from gateup.account.saved import (
 from gateup.account.workload import Training, Workload
 from gateup.errors import UsageError
 from gateup.model.quant.formats import StoredTensor
-from gateup.model.spec import LayerSpec, MoESpec, active_width
+from gateup.model.spec import LayerSpec, MoESpec, TensorSpec, active_width
+
+Row = TypeVar("Row", TensorSpec, AdapterRow)
 
 PHASES = ("load", "logits", "mlp", "attention", "backward", "optimizer")
 RUNNING = PHASES[1:]
@@ -105,14 +107,17 @@ def _check(stored: Sequence[StoredTensor], workload: Workload, plan: Training) -
 def layer_saved(
     rank: Rank,
     layer: LayerSpec,
-    adapters: Iterable[AdapterRow],
+    rows: Sequence[TensorSpec],
+    adapters: Sequence[AdapterRow],
     workload: Workload,
     p: Precision,
 ) -> dict[Group, list[Term]]:
-    """Bytes per token that one layer of the rank saves, as terms by group."""
+    """Bytes per token that one layer of the rank saves, as terms by group.
+
+    rows, adapters  the layer's
+    """
     plan = workload.training
     assert plan is not None
-    rows = rank.spec.layer_rows(layer.index)
     return {
         "mlp": saved_mlp(
             layer,
@@ -123,7 +128,7 @@ def layer_saved(
         ),
         "attention": saved_attention(layer, rows, workload, p),
         "norm": [saved_norms(layer, rows, p)],
-        "adapter": [saved_lora([a for a in adapters if a.layer == layer.index], rank, p)],
+        "adapter": [saved_lora(adapters, rank, p)],
     }
 
 
@@ -136,7 +141,12 @@ def _saved_items(
 ) -> list[MemoryItem]:
     """Saved tensors of all layers, or with checkpointing the layers' inputs and one layer's."""
     T, H = workload.batch * workload.ctx, rank.spec.hidden_size
-    each = [layer_saved(rank, x, adapters, workload, p) for x in rank.local.layers]
+    rows = _by_layer(rank.spec.rows)
+    own = _by_layer(adapters)
+    each = [
+        layer_saved(rank, x, rows.get(x.index, []), own.get(x.index, []), workload, p)
+        for x in rank.local.layers
+    ]
     tokens = Term(T, "T", str(T))
     if not each:
         return []
@@ -154,10 +164,7 @@ def _saved_items(
         if not ckpt:
             rest = _layers_sum([x[group] for i, x in enumerate(each) if i != last], tokens)
             items.append(MemoryItem(f"other layers: {label}", group, FORWARD, rest))
-    merged = [
-        merged_experts([a for a in adapters if a.layer == x.index], rank, p)
-        for x in rank.local.layers
-    ]
+    merged = [merged_weights(own.get(x.index, []), rank, p) for x in rank.local.layers]
     items += _merged_items(merged, ckpt)
     if ckpt:
         n = len(each)
@@ -165,6 +172,13 @@ def _saved_items(
         figure = sum_of([kept], "exact", "hidden states at each layer's entry", tokens)
         items.append(MemoryItem("layer inputs, checkpointed", "norm", FORWARD, figure))
     return items
+
+
+def _by_layer(rows: Sequence[Row]) -> dict[int | None, list[Row]]:
+    out: dict[int | None, list[Row]] = {}
+    for row in rows:
+        out.setdefault(row.layer, []).append(row)
+    return out
 
 
 def _layers_sum(layers: Sequence[list[Term]], tokens: Term) -> Figure:
@@ -188,8 +202,12 @@ def _merged_items(merged: Sequence[int], ckpt: bool) -> list[MemoryItem]:
     source = "PEFT 0.21 target_parameters: weight + B·A, materialised"
     out = []
     for label, n, phases in (
-        ("experts with adapters added: one layer", top, (*FORWARD[1 if ckpt else 0 :], "backward")),
-        ("experts with adapters added: other layers", 0 if ckpt else rest, FORWARD),
+        (
+            "experts and router with adapters: one layer",
+            top,
+            (*FORWARD[1 if ckpt else 0 :], "backward"),
+        ),
+        ("experts and router with adapters: other layers", 0 if ckpt else rest, FORWARD),
         ("expert update in passing, fp32", 2 * top, ("mlp", "backward")),
     ):
         figure = Figure(n, "B", "estimate", "Σ E·in·out·bytes", str(n), source)
@@ -340,10 +358,18 @@ def _adapter_items(
         f"{n}·{p.adapter}",
         f"PEFT: rank {plan.lora.rank} on {targets}, kept in {plan.lora.dtype}",
     )
-    return [
-        MemoryItem("adapters", "adapter", PHASES, figure),
-        *_state_items(tensors, plan, p.adapter),
-    ]
+    items = [MemoryItem("adapters", "adapter", PHASES, figure)]
+    if p.lora < p.adapter:
+        copies = Figure(
+            n * p.lora,
+            "B",
+            "estimate",
+            "params·b",
+            f"{n}·{p.lora}",
+            "torch's autocast keeps cast copies of A and B for backward",
+        )
+        items.append(MemoryItem("autocast copies of the adapters", "adapter", FORWARD, copies))
+    return items + _state_items(tensors, plan, p.adapter)
 
 
 def _state_items(
