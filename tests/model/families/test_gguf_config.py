@@ -97,7 +97,9 @@ def test_old_deepseek_files_with_attn_kv_b(converted: Facts) -> None:
         attention__head_count_kv=4,
     )
     original = build_spec(model["config"], where="config.json", name="m")
-    assert build_spec(config, where="model.gguf", name="m").layers == original.layers
+    spec = build_spec(config, where="model.gguf", name="m")
+    assert spec.layers == original.layers
+    assert {t.name: list(t.ne) for t in gguf_tensors(spec)} == model["tensors"]
 
 
 def test_missing_expert_widths_are_read_off_the_tensors(converted: Facts) -> None:

@@ -63,6 +63,10 @@ NAMES = moe_names(
 NAMES["post_attention_layernorm"] = NAMES["post_attention_layernorm"]._replace(megatron=None)
 
 
+# Set in the config of a GGUF from before April 2025, which has kv_b in one tensor.
+WHOLE_KV_B = "gguf_whole_kv_b"
+
+
 def mla(cfg: Config) -> AttentionSpec:
     """d_qk = nope + rope; every head has its own K and V once the latent is expanded."""
     latent = MLASpec(
@@ -194,6 +198,8 @@ def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     """kv_b [heads·(nope + v), latent] becomes k_b (transposed) and v_b, one matrix per head."""
     if row.role != "kv_b_proj":
         return merged_experts(spec, row)
+    if spec.config.get(WHOLE_KV_B):
+        return None
     assert row.layer is not None
     attn = spec.layers[row.layer].attention
     assert attn is not None
@@ -228,6 +234,8 @@ def config_of_gguf(
     config["num_key_value_heads"] = config.get("num_attention_heads")
     config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
+    if "blk.0.attn_kv_b.weight" in shapes:
+        config[WHOLE_KV_B] = True
     if not sparse_layers(shapes, config.get("num_hidden_layers")):
         config["n_routed_experts"] = None
     return config
