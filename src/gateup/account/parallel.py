@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import gcd
+from math import lcm
 
 from gateup.account.workload import Engine, Parallel
 from gateup.errors import UsageError
@@ -187,14 +187,15 @@ def _local_mlp(mlp: MLP | None, parallel: Parallel) -> MLP | None:
     )
 
 
-def width_group(stored: Sequence[StoredTensor]) -> int:
-    """Columns of a down projection that a cut must keep together: the largest block or group."""
+def block_group(stored: Sequence[StoredTensor], kind: str = "row") -> int:
+    """Input columns that a cut must keep together in tensors split as `kind` ("row": the down
+    projections, "attention_row": o): the least common multiple of their blocks or groups.
+    """
     group = 1
     for tensor in stored:
-        if tensor.row is None or SPLITS.get(tensor.row.role.rpartition(".")[2]) != "row":
+        if tensor.row is None or SPLITS.get(tensor.row.role.rpartition(".")[2]) != kind:
             continue
-        size = block_of(tensor.type)
-        group = group * size // gcd(group, size)
+        group = lcm(group, block_of(tensor.type))
     return group
 
 
@@ -208,14 +209,22 @@ def block_of(type_name: str) -> int:
 
 def faults(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[str]:
     """Sentences on what forbids this split; empty when it can be."""
-    tp, found = parallel.tp, []
-    for attention in {layer.attention for layer in spec.layers if layer.attention}:
-        if attention.num_heads % tp:
-            found.append(f"{attention.num_heads} attention heads do not divide by tp {tp}")
-        kv = attention.num_kv_heads
-        if not attention.mla and kv % tp and tp % kv:
+    tp = parallel.tp
+    found: list[str] = []
+    if parallel.tp == parallel.ep == 1:
+        return found
+    group = block_group(stored, "attention_row")
+    kinds = {(x.num_heads, x.num_kv_heads, x.v_head_dim, x.mla is None) for x in _attention(spec)}
+    for heads, kv, dim, cached in sorted(kinds):
+        if heads % tp:
+            found.append(f"{heads} attention heads do not divide by tp {tp}")
+        elif heads // tp * dim % group:
+            found.append(
+                f"o_proj's {heads // tp * dim} input columns a rank are no whole blocks of {group}"
+            )
+        if cached and kv % tp and tp % kv:
             found.append(f"{kv} KV heads neither divide by tp {tp} nor divide it")
-    group = width_group(stored)
+    group = block_group(stored)
     for width, degree, what in sorted(_widths(spec, parallel)):
         if degree > 1 and width % (degree * group):
             unit = degree * group
@@ -226,6 +235,10 @@ def faults(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) 
                 " (zero rows of gate and up, zero columns of down)"
             )
     return found
+
+
+def _attention(spec: ModelSpec) -> Iterator[AttentionSpec]:
+    return (x.attention for x in spec.layers if x.attention)
 
 
 def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
@@ -245,9 +258,8 @@ def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
 def largest_tp(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> int:
     """The largest legal tensor-parallel degree not above the one asked for."""
     for tp in range(parallel.tp, 1, -1):
-        if (tp % parallel.ep and parallel.ep % tp) or parallel.tp < tp:
-            continue
-        if not faults(spec, stored, replace(parallel, tp=tp)):
+        nests = tp % parallel.ep == 0 or parallel.ep % tp == 0
+        if nests and not faults(spec, stored, replace(parallel, tp=tp)):
             return tp
     return 1
 
