@@ -8,9 +8,10 @@ so that models of any size cost no disk; llama_model_quantize then runs with dry
 type, and its log is read. Of gateup only names and shapes are used, none of its type rules. Small
 random models are also quantised for real, and the types read back from the files written.
 
-Output: {"build", "rows": [...], "models": {name: {"kinds", "files": {type: [row of each kind]}}},
-"written": [...]}; models that are no presets carry their "config". A row lists the types of
-one kind of tensor in layer order, run-length coded: "q6_k*2 q4_k q6_k".
+Output: {"build", "rows": [...], "models": {name: {"kinds", "files": {type: [row of each kind]},
+"imatrix": [types that need one]}}, "written": [...]}; models that are no presets carry their
+"config". A row lists the types of one kind of tensor in layer order, run-length coded:
+"q6_k*2 q4_k q6_k".
 """
 
 from __future__ import annotations
@@ -307,12 +308,14 @@ def main() -> None:
             if args.only and args.only not in name:
                 continue
             write_gguf(source, spec)
-            files, kinds = {}, []
+            files, kinds, imatrix = {}, [], []
             for label, number in FTYPES.items():
                 rows = rows_of(spec, quantize(source, target, number, dry_run=True))
                 kinds = list(rows)
+                if "will require an imatrix" in "".join(_LOG):
+                    imatrix.append(label.lower())
                 files[label.lower()] = [index.setdefault(r, len(index)) for r in rows.values()]
-            models[name] = {"kinds": kinds, "files": files}
+            models[name] = {"kinds": kinds, "files": files, "imatrix": imatrix}
             if config:
                 models[name]["config"] = config
             print(name, len(kinds), "kinds", file=sys.stderr)

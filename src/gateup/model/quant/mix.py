@@ -19,6 +19,7 @@ from gateup.model.quant.llamacpp import (
     CATEGORY_OF,
     CURRENT,
     FILE_TYPES,
+    FIRST_RULES,
     KEPT,
     LOW,
     RULES,
@@ -193,7 +194,8 @@ class _Chooser:
             return "q8_0"
         situation = self._situation(tensor, kind)
         name = self.chosen.name
-        found = next((r.type for r in RULES[kind] if r.holds(name, situation)), default)
+        rules = RULES[kind] if kind == "output" else (*FIRST_RULES, *RULES[kind])
+        found = next((r.type for r in rules if r.holds(name, situation)), default)
         if kind == "attn_v" and self.big and name not in LOW:
             return SEVENTY_B_V.get(found, found)
         return found
