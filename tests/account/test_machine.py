@@ -179,7 +179,7 @@ MEMINFO = "MemTotal:       16384000 kB\nMemFree:         1000000 kB\nMemAvailabl
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_ask", lambda *command: "")
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -283,7 +283,7 @@ def test_nvidia_smi_without_figures(text: str) -> None:
 def test_this_is_the_gpus_where_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"nvidia-smi": "A, 8000, 0\nB, 16000, 9000\n"}
     monkeypatch.setattr(machine, "_ask", lambda *command: answers.get(command[0], ""))
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
     device = probe(tree(tmp_path, {"proc/meminfo": MEMINFO})).device
     assert (device.name, device.count, device.kind) == ("B", 2, "gpu")  # least free memory
 
@@ -291,7 +291,7 @@ def test_this_is_the_gpus_where_there_are(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"hw.memsize": str(64 * GIB), "machdep.cpu.brand_string": "Apple M2 Max\n"}
     monkeypatch.setattr(machine, "_ask", lambda *command: answers.get(command[-1], ""))
-    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
     device = probe(tmp_path).device
     assert (device.name, device.kind, device.bandwidth) == ("M2 Max 64 GB", "unified", 400e9)
 
