@@ -51,7 +51,9 @@ def _reported() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except GateupError as error:
-        print(f"gateup: {error}", file=sys.stderr)
+        from gateup.account.report.units import printable
+
+        print(f"gateup: {printable(str(error))}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
     except BrokenPipeError:
         # The reader (head, less) left. Python would complain again when it closes stdout.

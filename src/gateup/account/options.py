@@ -21,6 +21,10 @@ from gateup.account.workload import (
 from gateup.errors import UsageError
 
 
+# As many devices as --device takes. The search for a split that works tries every degree below.
+MAX_RANKS = 16_384
+
+
 def option(default: Any, *flags: str, panel: str, help: str) -> Any:
     """A dataclass field that is also a command-line option: `flags` and `help` as shown there."""
     return field(default=default, metadata={"flags": flags, "panel": panel, "help": help})
@@ -118,6 +122,9 @@ class PlanOptions:
                     )
 
     def parallel(self) -> Parallel:
+        for name in ("tp", "pp", "ep", "fsdp"):
+            if getattr(self, name) > MAX_RANKS:
+                raise UsageError(f"--{name} is {getattr(self, name)}", expected=f"1 to {MAX_RANKS}")
         return Parallel(self.tp, self.pp, self.ep, self.fsdp)
 
     def training(self) -> Training | None:

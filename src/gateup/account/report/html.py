@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -47,7 +48,8 @@ def write_html(plans: Sequence[Plan], path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(
-            f"--html: the folder {folder} does not exist", remedy=f"create it: mkdir -p {folder}"
+            f"--html: the folder {folder} does not exist",
+            remedy=f"create it: mkdir -p {shlex.quote(str(folder))}",
         )
     if path.is_dir():
         raise UsageError(f"--html: {path} is a folder", expected="the name of a file")

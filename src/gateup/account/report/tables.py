@@ -110,7 +110,7 @@ def columns(console: Console, *names: str, left: int = 1) -> Table:
     for i, name in enumerate(names):
         text = i < left
         table.add_column(
-            name,
+            cell(name),
             justify="left" if text else "right",
             no_wrap=not text,
             overflow="fold",
