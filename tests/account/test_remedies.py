@@ -188,6 +188,18 @@ def test_flags_of_vllm_state_the_share_of_memory() -> None:
     }
 
 
+def test_flags_name_another_model() -> None:
+    small = presets.spec("llama-3.2-1b")
+    s = question("llama-3-8b", "bf16", "24GB", "vllm", ctx=8192)
+    assert flags_of(s, s.with_(spec=small))["vllm"].startswith(
+        "meta-llama/Llama-3.2-1B --dtype bfloat16 --max-model-len 8192"
+    )
+    s = question("llama-3-8b", "bf16", "24GB", "transformers", ctx=8192, training=LORA)
+    assert flags_of(s, s.with_(spec=small))["llama-factory"].startswith(
+        "model_name_or_path=meta-llama/Llama-3.2-1B bf16=true cutoff_len=8192"
+    )
+
+
 def test_flags_of_our_own_execution() -> None:
     s = question("llama-3-8b", "bf16", "24GB", "gateup", ctx=8192, training=LORA)
     after = s.with_(

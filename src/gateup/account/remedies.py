@@ -10,6 +10,7 @@ from gateup.account import engines
 from gateup.account.axes import axes_of
 from gateup.account.scenario import Scenario
 from gateup.account.search import LOSSES, Found, Search
+from gateup.model import presets
 
 LIMIT = 8
 
@@ -64,15 +65,24 @@ def flags_of(before: Scenario, after: Scenario) -> dict[str, str]:
         wanted = options(before, after)
         kept = {k: v for k, v in wanted.items() if engines.supports(engine, k, v)}
         flags = engines.flags(engine, **kept)
-        if after.spec is not before.spec:
-            flags = flags.replace("MODEL-", f"{after.spec.name}-")
-        out[engine] = flags
+        out[engine] = flags if after.spec is before.spec else _named(engine, flags, after)
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
     ours = _gateup(before, after)
     if ours:
         out["gateup"] = ours
     return {k: v for k, v in out.items() if v}
+
+
+def _named(engine: str, flags: str, after: Scenario) -> str:
+    """The flags with the model in them, where it is another one."""
+    preset = presets.find(after.spec.name)
+    hub = preset.hub_id if preset else after.spec.name
+    if engine == "vllm":
+        return f"{hub} {flags}"
+    if engine == "llama-factory":
+        return f"model_name_or_path={hub} {flags}"
+    return flags.replace("MODEL-", f"{after.spec.name}-")
 
 
 def _quant(before: Scenario, after: Scenario) -> dict[str, Any]:
