@@ -160,6 +160,24 @@ def test_the_cache_comes_before_the_preset(
     assert open_model(preset.hub_id).spec.name == preset.hub_id
 
 
+def test_only_the_json_files_are_cached(
+    cache: Path, tmp_path: Path, tiny_config: dict[str, Any], write_model: Write
+) -> None:
+    """As the command in our own error message fetches them; elsewhere shards must be there."""
+    folder = write_model(cache / "models--o--n" / "snapshots" / COMMIT, tiny_config, 2)
+    other = write_model(tmp_path / "tiny", tiny_config, 2)
+    for shard in [*folder.glob("*.safetensors"), *other.glob("*.safetensors")]:
+        shard.unlink()
+    opened = open_model("o/n")
+    assert opened.kind == "config"
+    assert opened.problems == (
+        "no shard of model.safetensors.index.json is in the cache: the figures are those of "
+        "config.json",
+    )
+    with pytest.raises(InputError, match="2 of 2 shards are not there"):
+        open_model(other)
+
+
 def test_an_unknown_hub_id(cache: Path) -> None:
     with pytest.raises(InputError) as e:
         open_model("someone/my-llama")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gateup.files.adapter import Adapter
-from gateup.files.header import TensorHeader, listed
+from gateup.files.header import TensorHeader, listed, many
 from gateup.model.families.names import NameIndex
 from gateup.model.spec import ModelSpec
 
@@ -34,10 +34,10 @@ def adapter_problems(spec: ModelSpec, adapter: Adapter) -> tuple[str, ...]:
     if unknown:
         modules = list(dict.fromkeys(unknown))
         out.append(
-            f"the base has no {len(modules):,} modules the adapter names: {listed(modules, 3)}"
+            f"{many(len(modules), 'module')} of the adapter not in its base: {listed(modules, 3)}"
         )
     if wrong:
-        out.append(f"{len(wrong):,} adapter tensors do not meet the base's shapes: {wrong[0]}")
+        out.append(f"{many(len(wrong), 'adapter tensor')} against the base's shapes: {wrong[0]}")
     said = {adapter.rank, *adapter.rank_pattern.values()}
     if ranks - said:
         out.append(

@@ -166,8 +166,9 @@ def demo_model() -> Path:
 
 def _open_path(path: Path, name: str, base: str | Path | None, adapters: bool) -> Checkpoint:
     if path.is_dir():
-        cached = hub.snapshot_in(path) if path.name.startswith("models--") else None
-        source = find_in_folder(cached or path)
+        if path.name.startswith("models--"):
+            path = hub.snapshot_in(path) or path
+        source = find_in_folder(path, cached=path.parent.name == "snapshots")
     else:
         source = find_in_file(path)
     if source.kind == "adapter" and not adapters:

@@ -47,8 +47,11 @@ def names_in(folder: Path) -> list[str]:
         ) from None
 
 
-def find_in_folder(folder: Path) -> Source:
+def find_in_folder(folder: Path, *, cached: bool = False) -> Source:
     """The model in a folder: safetensors first, then GGUF, then a config.json alone.
+
+    cached  a snapshot of the Hub's cache, where an index without any shard means that only the
+            JSON files were fetched: the config.json alone then, with a note
 
     Raises InputError where there is none, several, or only pickles.
     """
@@ -61,6 +64,9 @@ def find_in_folder(folder: Path) -> Source:
     indexes = [n for n in names if n.endswith(INDEX)]
     if adapter.CONFIG in names and not weights and not indexes:
         return Source("adapter", (folder,))
+    if cached and "config.json" in names and indexes and not weights:
+        note = f"no shard of {indexes[0]} is in the cache: the figures are those of config.json"
+        return Source("config", (folder / "config.json",), (note,))
     if "config.json" in names and (indexes or weights):
         return _safetensors(folder, indexes, weights)
     ggufs = _models(n for n in names if n.endswith(".gguf"))

@@ -50,3 +50,8 @@ def listed(names: list[str], limit: int = 5) -> str:
         n if n.isprintable() and len(n) <= 120 else clip(n, 120) for n in names[:limit]
     )
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+def many(n: int, noun: str) -> str:
+    """1 tensor, 1,025 tensors."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from gateup.files.header import TensorHeader, clip, listed, new_header
+from gateup.files.header import TensorHeader, clip, listed, many, new_header
 from gateup.model.families import GGUFTensor, gguf_tensors
 from gateup.model.families.names import Dialect, NameIndex
 from gateup.model.quant import hf_formats
@@ -138,10 +138,10 @@ class _Strays:
         for kind, tensors in self.kinds.items():
             nbytes = sum(t.nbytes for t in tensors)
             names = listed([t.name for t in tensors], 3)
-            count = "1 tensor" if len(tensors) == 1 else f"{len(tensors):,} tensors"
+            reason = _STRAY_REASONS[kind].format(layers=self.layers)
             yield (
-                f"{count} ({nbytes:,} bytes) {_STRAY_REASONS[kind].format(layers=self.layers)}: "
-                f"{names}; the bytes are counted, parameters are not"
+                f"{many(len(tensors), 'tensor')} ({nbytes:,} bytes) {reason}: {names}; "
+                "the bytes are counted, parameters are not"
             )
 
 
@@ -342,13 +342,13 @@ def _row_problems(spec: ModelSpec, found: Mapping[str, _Found]) -> Iterable[str]
     if absent:
         params = sum(r.params for r in absent)
         yield (
-            f"{len(absent):,} rows of the description ({params:,} parameters) are in no file: "
+            f"{many(len(absent), 'row')} of the description ({params:,} parameters) in no file: "
             f"{listed([r.name for r in absent], 3)}"
         )
     if partly:
-        yield f"experts are missing from {len(partly):,} rows: {listed(partly, 3)}"
+        yield f"experts missing from {many(len(partly), 'row')}: {listed(partly, 3)}"
     if doubled:
-        yield f"{len(doubled):,} tensors are stored under two names: {listed(doubled, 3)}"
+        yield f"{many(len(doubled), 'row')} stored more than once: {listed(doubled, 3)}"
     yield from _shape_problem([(r.shape, t) for r, t in wrong])
 
 
@@ -360,7 +360,7 @@ def _shape_problem(wrong: Sequence[tuple[tuple[int, ...], TensorHeader]]) -> Ite
     stored = sum(prod(t.shape) for _, t in wrong)
     said = sum(prod(s) for s, _ in wrong)
     yield (
-        f"{len(wrong):,} tensors have another shape than described ({stored:,} elements in the "
+        f"{many(len(wrong), 'tensor')} of another shape than described ({stored:,} elements in the "
         f"files, {said:,} by the config, which the figures follow): {clip(first.name)} is "
         f"{list(first.shape)}, described as {list(shape)}"
     )
@@ -405,7 +405,7 @@ def match_gguf(spec: ModelSpec, tensors: Iterable[TensorHeader]) -> Matched:
     if absent:
         params = sum(expected[n].params for n in absent)
         problems.append(
-            f"{len(absent):,} tensors of the description ({params:,} parameters) are not in the "
+            f"{many(len(absent), 'tensor')} of the description ({params:,} parameters) not in the "
             f"file: {listed(absent, 3)}"
         )
     problems += [*_shape_problem(wrong), *strays.problems()]

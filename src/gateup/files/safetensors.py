@@ -15,7 +15,7 @@ from typing import Any
 
 from gateup.errors import HeaderError, InputError
 from gateup.files.config_json import parse_json, read_json
-from gateup.files.header import TensorHeader, clip, listed, new_header
+from gateup.files.header import TensorHeader, clip, listed, many, new_header
 from gateup.files.opening import open_regular, refuse_foreign
 from gateup.model.quant.formats import FORMATS
 
@@ -160,7 +160,7 @@ def _tensors(
         raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
     if at < size:
         raise HeaderError(
-            f"{path.name} has {size - at:,} bytes after its last tensor",
+            f"{path.name} has {many(size - at, 'byte')} after its last tensor",
             where=str(path),
             expected=f"a file of {at:,} bytes",
             remedy="fetch the file again",
@@ -322,15 +322,15 @@ def read_sharded(index: Path) -> ShardedFiles:
                 strays += 1
     if weight_map:
         raise HeaderError(
-            f"{len(weight_map):,} tensors of the index are in no shard: {listed([*weight_map])}",
+            f"{many(len(weight_map), 'tensor')} of the index in no shard: {listed([*weight_map])}",
             where=str(index),
             remedy="fetch index and shards of the same revision",
         )
     problems = []
     if unlisted:
         problems.append(
-            f"{len(unlisted):,} tensors in the shards are not in {index.name}: {listed(unlisted)}"
+            f"{many(len(unlisted), 'tensor')} of the shards not in {index.name}: {listed(unlisted)}"
         )
     if strays:
-        problems.append(f"{strays:,} tensors are in another shard than {index.name} says")
+        problems.append(f"{many(strays, 'tensor')} in another shard than {index.name} says")
     return ShardedFiles(tuple(files), tuple(problems))
