@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -128,6 +129,7 @@ def gguf_types(
     return [(t, types[t.name]) for t in tensors]
 
 
+@lru_cache(maxsize=8192)
 def category(name: str) -> Category:
     """The rule table's category of a GGUF tensor's name."""
     if name == "output.weight":
@@ -139,8 +141,9 @@ def category(name: str) -> Category:
 
 def quantisable(tensor: GGUFTensor) -> bool:
     """Matrices are converted; vectors, norms, biases and routers stay F32."""
-    axes = sum(1 for i in range(len(tensor.ne)) if prod(tensor.ne[i:]) > 1)
-    return axes >= 2 and tensor.name.endswith("weight") and not any(k in tensor.name for k in KEPT)
+    if all(d == 1 for d in tensor.ne[1:]) or not tensor.name.endswith("weight"):
+        return False
+    return not any(k in tensor.name for k in KEPT)
 
 
 def _layer(name: str) -> int:
