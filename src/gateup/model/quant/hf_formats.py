@@ -2,8 +2,9 @@
 
 All of them replace linear layers and leave embeddings, the output head, norms, biases and routers
 as they are (bf16; f16 for AWQ and GPTQ, whose scales are f16). Experts count as linear layers when
-the checkpoint stores them one by one; bitsandbytes cannot convert stacked ones, and transformers 5
-stacks them in memory, so there "nf4" and "int8" describe what vLLM and transformers 4 hold.
+the checkpoint stores them one by one. bitsandbytes converts nn.Linear only: stacked experts stay,
+and transformers 5 stacks in memory also those that the file keeps apart, so for MoE models "nf4"
+and "int8" describe programs that hold experts as layers (transformers 4).
 
 Layouts [source]: bitsandbytes 0.50.2's quantize_4bit and int8_vectorwise_quant (measured on real
 tensors), AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear, transformers' FP8Linear.
