@@ -9,7 +9,8 @@ Builds sparse files (their data is a hole, they take a few MB of disk) in a temp
 - smollm2: the demo model's real file, where its package is installed
 
 Each run is a fresh process; "open" is `gateup.open` with all imports, "read" the same once more
-in the warm process, "rss" the process's peak. Prints medians; the last line is JSON.
+in the warm process, "rss" the process's peak after the first. Prints medians; the last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -29,20 +30,17 @@ from gateup.model import presets
 from gateup.model.families import gguf_tensors
 from gateup.model.quant.formats import FORMATS
 
-TARGET_NBYTES = {"bf16": 2, "f8_e4m3": 1, "f32": 4}
-
 CHILD = """
 import json, sys, time
 start = time.perf_counter()
 import gateup
 checkpoint = gateup.open(sys.argv[1])
 opened = time.perf_counter() - start
+status = open("/proc/self/status").read()
+peak = int(status.split("VmHWM:")[1].split()[0])
 start = time.perf_counter()
 again = gateup.open(sys.argv[1])
 read = time.perf_counter() - start
-del again
-status = open("/proc/self/status").read()
-peak = int(status.split("VmHWM:")[1].split()[0])
 print(json.dumps({"open": opened, "read": read, "rss": peak * 1024,
                   "tensors": len(checkpoint.headers), "file_nbytes": checkpoint.file_nbytes,
                   "label": checkpoint.label, "problems": checkpoint.problems}))
