@@ -16,7 +16,7 @@ from gateup.account.plan import Plan
 from gateup.account.report import units
 from gateup.account.report.charts import charts
 from gateup.account.report.style import STYLE
-from gateup.account.report.tables import KEY_FIGURES, LOSSES, at_peak, capacity, compared
+from gateup.account.report.tables import KEY_FIGURES, LOSSES, at_peak, capacity, compared, longest
 from gateup.account.report.units import tag, tagged
 from gateup.errors import UsageError
 
@@ -125,8 +125,9 @@ def _verdict(plan: Plan) -> str:
         f'<div class="verdict {css}"><strong>{"Fits" if verdict.fits else "Does not fit"} '
         f"{_text(device.label)}</strong><br>peak {peak} in phase {_text(verdict.phase)}, capacity "
         f"{tagged(plan.figures['device.capacity'])}: {_text(capacity(plan))}"
-        f"<br>at the peak: {_text(at_peak(plan))}<br>largest context that fits as stated: "
-        f"{tag(f'{verdict.max_context:,}', plan.memory.kind)}</div>"
+        f"<br>at the peak: {_text(at_peak(plan))}<br>{_text(longest(plan))}"
+        + "".join(f"<br>{_text(note)}" for note in verdict.notes)
+        + "</div>"
     ]
     if verdict.remedies:
         out.append("<h2>What would make it fit</h2><ol>")

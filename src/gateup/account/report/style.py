@@ -16,7 +16,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "adapter": ("#c23b8c", "#f285c4"),
     "gradients": ("#b3362f", "#f2847e"),
     "optimizer": ("#7d3c1d", "#c98a66"),
-    "buffers": ("#5a5f8f", "#a3a8dc"),
+    "buffers": ("#2f8f6b", "#63d1a8"),
 }
 
 

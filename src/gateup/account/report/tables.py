@@ -103,7 +103,8 @@ def columns(console: Console, *names: str, left: int = 1) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
-        padding=(0, 1),
+        # With a box its divider is one more space.
+        padding=(0, 1, 0, 0) if console.is_terminal else (0, 1),
         show_edge=False,
         header_style="dim",
     )
@@ -217,15 +218,19 @@ def _verdict(plan: Plan, console: Console) -> None:
     )
     line(console, f"capacity: {capacity(plan)}", indent=2)
     line(console, f"at the peak: {at_peak(plan)}", indent=2)
-    if verdict.max_context > 0:
-        most = tag(f"{verdict.max_context:,} tokens", kind)
-        line(console, f"largest context that fits as stated: {most}", indent=2)
-    else:
-        line(console, "no context fits as stated", indent=2)
+    line(console, longest(plan), indent=2)
     for note in verdict.notes:
         line(console, note, indent=2)
     if verdict.remedies:
         _remedies(plan, console)
+
+
+def longest(plan: Plan) -> str:
+    """The largest context that fits, in words."""
+    most = plan.verdict.max_context if plan.verdict else 0
+    if not most:
+        return "no context fits as stated"
+    return f"largest context that fits as stated: {tag(f'{most:,} tokens', plan.memory.kind)}"
 
 
 def capacity(plan: Plan) -> str:
@@ -260,12 +265,13 @@ def _remedies(plan: Plan, console: Console) -> None:
 
 def _where(plan: Plan, console: Console) -> None:
     """Parameters, bytes and FLOPs per token by part."""
-    heading(console, "Where it goes")
+    heading(console, "Where it goes (FLOPs: matrix products of one token)")
     parts, total = plan.ledger.by_part(), plan.ledger.total
-    wide = console.width >= 90
-    names = ["part", *(["share of parameters"] if wide else [])]
+    room = min(24, console.width - 84)  # what the numbers leave for the bar
+    wide = room >= 8
+    names = ["part", *([""] if wide else [])]
     table = columns(
-        console, *names, "parameters", "", "bytes", "", "GEMM FLOP/token", "", left=len(names)
+        console, *names, "parameters", "", "bytes", "", "FLOP/token", "", left=len(names)
     )
     for part in LEDGER_PARTS:
         t, style = parts[part], PART_STYLES[part]
@@ -274,7 +280,7 @@ def _where(plan: Plan, console: Console) -> None:
         share = t.params / total.params if total.params else 0.0
         table.add_row(
             cell("MLP" if part == "mlp" else part, style),
-            *([bar(share, min(24, console.width - 78), style)] if wide else []),
+            *([bar(share, room, style)] if wide else []),
             cell(tag(units.integer(t.params)), style),
             cell(units.share(t.params, total.params), style),
             cell(tag(units.memory(t.nbytes)), style),
