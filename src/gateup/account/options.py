@@ -158,7 +158,7 @@ def choice(flag: str, value: str | None, allowed: Any) -> None:
     names = allowed if isinstance(allowed, tuple) else get_args(allowed)
     if value is None or value in names:
         return
-    close = get_close_matches(value, names, n=1)
+    close = get_close_matches(value.lower(), names, n=1)
     raise UsageError(
         f"{flag} is {value!r}",
         expected="one of " + ", ".join(names),
