@@ -120,6 +120,13 @@ def test_the_format_is_chosen_and_said(tmp_path: Path) -> None:
     assert plan(config(tmp_path), train="full", autocast=True).label == "f32"
 
 
+def test_a_dtype_changes_only_weights_that_are_not_quantised(smollm2_gguf: Path) -> None:
+    p = plan(smollm2_gguf, dtype="f32")
+    assert p.label == "Q4_1 GGUF"
+    assert p.workload.engine == "llama.cpp"
+    assert value(plan("qwen3-0.6b", dtype="f32"), "bytes.total") == 4 * 596_049_920
+
+
 def test_a_quantisation_the_config_declares(tmp_path: Path) -> None:
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     path = config(tmp_path, torch_dtype="bfloat16", quantization_config=fp8)

@@ -203,7 +203,7 @@ def choose_format(
     if options.train is not None and options.autocast:
         notes.append("weights in f32: --autocast casts copies for compute")
         return "f32", "f32"
-    if options.dtype is not None:
+    if options.dtype is not None and not _quantised(checkpoint):
         return options.dtype, options.dtype
     if checkpoint.stored is not None:
         return None, checkpoint.label
@@ -216,6 +216,14 @@ def choose_format(
 def compute_dtype(spec: ModelSpec) -> str:
     """The declared dtype where it is one that is computed in, else bf16."""
     return spec.dtype if spec.dtype and spec.dtype in COMPUTE_DTYPES else "bf16"
+
+
+def _quantised(checkpoint: Checkpoint) -> bool:
+    """Whether --dtype leaves the weights alone: they are stored, or declared, in blocks or FP8."""
+    if checkpoint.stored is not None:
+        types = {t.type for t in checkpoint.stored if t.row is not None and t.row.matmul}
+        return not types <= set(COMPUTE_DTYPES)
+    return (native_format(checkpoint.spec) or "bf16") not in COMPUTE_DTYPES
 
 
 def native_format(spec: ModelSpec) -> str | None:
