@@ -176,6 +176,23 @@ def test_transformers_can_be_left_for_a_gguf() -> None:
     assert r.flags == {"llama.cpp": f"-m MODEL-{fmt.upper()}.gguf -c 2048 -ngl 33"}
 
 
+def test_transformers_can_be_left_and_layers_with_the_host() -> None:
+    s = question("llama-3-70b", "bf16", "rtx4090", "transformers", ctx=4096)
+    r = remedies(s)[0]
+    n = r.scenario.gpu_layers
+    assert n is not None
+    assert r.changes == (
+        f"a q4_k_m GGUF in llama.cpp instead of transformers, {n} of 81 layers on the device "
+        "(output included), the rest with the host",
+    )
+    assert r.flags == {"llama.cpp": f"-m MODEL-Q4_K_M.gguf -c 4096 -ngl {n}"}
+    assert r.scenario.with_(gpu_layers=n + 1).memory().peak > r.scenario.device.capacity(  # type: ignore[union-attr]
+        "llama.cpp"
+    )
+    moe = question("gpt-oss-20b", "bf16", "rtx4070", "transformers", ctx=8192)
+    assert "--n-cpu-moe" in remedies(moe)[0].flags["llama.cpp"]
+
+
 def test_flags_of_vllm_state_the_share_of_memory() -> None:
     s = question("llama-3-8b", "bf16", "24GB", "vllm", ctx=8192, batch=64)
     for r in remedies(s):

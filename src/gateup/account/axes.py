@@ -88,18 +88,22 @@ def _stacked(s: Scenario, fmt: str) -> str:
     return ""
 
 
+def _to_llama_cpp(s: Scenario, fmt: str) -> Callable[[Scenario], Scenario]:
+    parallel = Parallel(pp=s.device.count if s.device else 1)
+    return _set(fmt=fmt, engine="llama.cpp", kv_type="f16", parallel=parallel)
+
+
 def _engine(s: Scenario) -> Axis | None:
     """A GGUF in llama.cpp instead of transformers."""
     if s.workload.engine != "transformers":
         return None
     now = sum(t.nbytes for t in s.stored)
-    parallel = Parallel(pp=s.device.count if s.device else 1)
     return Axis(
         "engine",
         tuple(
             Option(
-                f"a {fmt} GGUF in llama.cpp instead of {s.workload.engine}",
-                _set(fmt=fmt, engine="llama.cpp", kv_type="f16", parallel=parallel),
+                f"a {fmt} GGUF in llama.cpp instead of transformers",
+                _to_llama_cpp(s, fmt),
                 loss,
                 cost + 0.5,
             )
@@ -108,6 +112,38 @@ def _engine(s: Scenario) -> Axis | None:
         ),
         alone=True,
     )
+
+
+def _engine_and_host(s: Scenario) -> Axis | None:
+    """The same with q4_k_m, and what does not fit left with the host."""
+    fmt, loss, cost = GGUF_LADDER[3]
+    now = sum(t.nbytes for t in s.stored)
+    if s.workload.engine != "transformers" or not _smaller(s.spec, fmt, now):
+        return None
+    swap = _to_llama_cpp(s, fmt)
+    there = swap(s)
+    inner = _experts(there) or _layers(there)
+    if inner is None or inner.at is None or s.device is None:
+        return None
+    try:
+        if there.memory().peak <= s.device.capacity("llama.cpp"):  # nothing need be left
+            return None
+    except GateupError:  # more cards than layers
+        return None
+    inner_at = inner.at
+
+    def at(step: int) -> Option:
+        option = inner_at(step)
+        return Option(
+            f"a {fmt} GGUF in llama.cpp instead of transformers, {option.label}",
+            lambda x: option.apply(swap(x)),
+            loss,
+            cost + 0.5,
+            option.slow,
+            step,
+        )
+
+    return Axis("engine, host", tuple(at(o.step) for o in inner.options), at, alone=True)
 
 
 def _kv(s: Scenario) -> Axis | None:
@@ -436,6 +472,7 @@ def _targets(s: Scenario) -> Axis | None:
 INFERENCE_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
     _weights,
     _engine,
+    _engine_and_host,
     _kv,
     _ubatch,
     _execution,

@@ -6,7 +6,8 @@ peak is foretold (a group's bytes are products, so factors multiply within it), 
 to fit is then computed in full: nothing is returned that was not.
 
 Order: the worst loss of any part first (`LOSSES`), then the sum of the parts' costs, then of
-their slowdowns, then the number of changes. A combination that contains a fitting one is left out.
+their slowdowns, then the number of changes. A combination that contains a fitting one is left out,
+and of those on the same axes the cheapest stands for all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from gateup.errors import GateupError
 # What a change takes away. "hardware": nothing but more devices; "capability": less can be done
 # (a shorter context, a smaller model).
 LOSSES = ("none", "tiny", "some", "hardware", "capability")
+
+# With so many answers, those of three changes are not looked for.
+ENOUGH = 4
 
 # memory() calls a search may make: 0.5 to 4 ms each (Llama-3-8B to DeepSeek-V3).
 BUDGET = 200
@@ -128,7 +132,7 @@ class Search:
         for axis in self.axes:
             self._single(axis)
         for size in (2, 3):
-            if len(self.found) < limit:
+            if len(self.found) < (limit if size == 2 else ENOUGH):
                 self._combine(size, limit)
         if not self.found:
             self._everything()
@@ -155,9 +159,23 @@ class Search:
             self.smallest = min(self.smallest, done[1].peak)
         return done
 
-    def _fits(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+    def _need(self, choice: Sequence[tuple[Axis, Option]]) -> int:
+        """The peak, less what another engine reserves less than this one; past the capacity
+        where the change cannot be made.
+        """
         done = self._evaluate(choice)
-        return done is not None and done[1].peak <= self.capacity
+        if done is None:
+            return self.capacity + 1
+        before, (after, plan) = self.scenario, done
+        if before.device is None or after.device is None:
+            return plan.peak
+        ours, theirs = (
+            x.device.capacity(x.workload.engine) for x in (before, after) if x.device is not None
+        )
+        return plan.peak + ours - theirs
+
+    def _fits(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+        return self._need(choice) <= self.capacity
 
     def _add(self, choice: Sequence[tuple[Axis, Option]]) -> None:
         done = self._evaluate(choice)
@@ -171,7 +189,7 @@ class Search:
             done = self._evaluate([(axis, option)])
             if done is None:
                 continue
-            if done[1].peak <= self.capacity:
+            if self._fits([(axis, option)]):
                 self._add(self._refine([(axis, option)], before))
                 return
             self._tried.setdefault(axis.name, []).append((option, profile(done[1])))
@@ -189,11 +207,10 @@ class Search:
             assert axis.at is not None
             return [*choice[:i], (axis, axis.at(step)), *choice[i + 1 :]]
 
-        def peak(step: int) -> int:
-            done = self._evaluate(moved(step))
-            return done[1].peak if done else self.capacity + 1
+        def need(step: int) -> int:
+            return self._need(moved(step))
 
-        return moved(nearest(peak, self.capacity, option.step, before))
+        return moved(nearest(need, self.capacity, option.step, before))
 
     def _combine(self, size: int, limit: int) -> None:
         """Combinations of `size` axes that do not fit with fewer."""
@@ -213,7 +230,7 @@ class Search:
             if len(self.found) >= limit or self.calls >= BUDGET:
                 return
             choice = list(zip(axes, options, strict=True))
-            if self._contains_found(choice) or not self._fits(choice):
+            if self._answered(choice) or not self._fits(choice):
                 continue
             if any(self._fits(part) for part in _parts(choice)):
                 continue
@@ -227,11 +244,16 @@ class Search:
                 return max(steps, default=0)
         return 0
 
-    def _contains_found(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
-        """Whether some combination found is part of this one, or weaker on the same axes."""
+    def _answered(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+        """Whether a combination found is part of this one, or is on the same axes and so, being
+        found before, cheaper.
+        """
         by_axis = {a.name: (a, o) for a, o in choice}
         return any(
-            all(a.name in by_axis and _at_least(*by_axis[a.name], o) for a, o in found.choice)
+            len(found.choice)
+            == len(choice)
+            == len(by_axis.keys() & {a.name for a, _ in found.choice})
+            or all(a.name in by_axis and _at_least(*by_axis[a.name], o) for a, o in found.choice)
             for found in self.found
         )
 
