@@ -108,6 +108,20 @@ def test_a_pickle_beside_a_config(tmp_path: Path, tiny_config: dict[str, Any]) -
     assert opened.problems[0].startswith("pytorch_model.bin is a pickle")
 
 
+def test_a_quantiser_without_a_name_of_ours(
+    tmp_path: Path, tiny_config: dict[str, Any], safetensors_bytes: Callable[..., bytes]
+) -> None:
+    config = tiny_config | {"quantization_config": {"quant_method": "compressed-tensors"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name = "model.layers.0.mlp.gate_proj.weight"
+    entries = [(f"{name}_packed", "I32", [96, 8], 3072), (f"{name}_scale", "BF16", [96, 1], 192)]
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(entries))
+    opened = open_model(tmp_path)
+    assert opened.label == "compressed-tensors i32 safetensors"
+    assert opened.stored is not None
+    assert [(s.type, s.params, s.nbytes) for s in opened.stored] == [("i32", 96 * 64, 3264)]
+
+
 def test_meta_names(tmp_path: Path, tiny_config: dict[str, Any], write_model: Write) -> None:
     from safetensors.torch import load_file, save_file
 

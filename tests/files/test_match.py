@@ -274,6 +274,16 @@ def test_gpt_oss_blocks_and_scales() -> None:
         assert s.nbytes == s.params // 32 * 17
 
 
+def test_scales_of_stacked_experts() -> None:
+    """Their weight is a parameter without ".weight"."""
+    spec = presets.spec("gpt-oss-20b")
+    name = "model.layers.0.mlp.experts.down_proj"
+    for ending in (".weight_scale", "_scale_inv"):
+        matched = match_hf(spec, [*headers_of(spec), header(name + ending, (32, 1), "f32")])
+        assert matched.problems == ()
+        assert totals(matched) == (spec.params, 2 * spec.params + 128)
+
+
 def test_unknown_schemes_keep_the_declared_type(tiny_config: dict[str, Any]) -> None:
     for quant in ({"quant_method": "new", "group_size": 32}, {"bits": 8}, {"group_size": [1]}, 3):
         spec = spec_of(tiny_config, quantization_config=quant)

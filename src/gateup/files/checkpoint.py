@@ -235,7 +235,7 @@ def _with_files(
     if kind == "gguf":
         label = f"{_file_type(files[0].metadata) or main.upper()} GGUF"
     else:
-        label = f"{main} safetensors"
+        label = f"{_scheme(spec, main)}{main} safetensors"
     return Checkpoint(
         spec,
         kind,
@@ -247,6 +247,14 @@ def _with_files(
         None,
         problems + matched.problems,
     )
+
+
+def _scheme(spec: ModelSpec, main: str) -> str:
+    """The quantiser's own name where the type is only what it packs its words into."""
+    quant = spec.config.get("quantization_config")
+    method = quant.get("quant_method") if isinstance(quant, dict) else None
+    known = isinstance(method, str) and method.isprintable() and len(method) <= 40
+    return f"{method} " if known and main in ("i32", "u8", "i8") else ""
 
 
 def _main_type(stored: Sequence[StoredTensor]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -93,10 +93,10 @@ def find_in_folder(folder: Path, *, cached: bool = False) -> Source:
     raise _nothing(folder, names)
 
 
-def _models(names: object) -> list[str]:
+def _models(names: Iterable[str]) -> list[str]:
     """GGUF file names with each split set counted once (by its first part there)."""
     out: dict[str, str] = {}
-    for name in names:  # type: ignore[attr-defined]
+    for name in names:
         if name.startswith(("mmproj", "imatrix")):  # a vision projector, calibration data
             continue
         match = SPLIT_NAME.fullmatch(name)

@@ -223,6 +223,9 @@ class _Matcher:
         belongs = base_name(name)
         weight = belongs[0] if belongs else name
         hit = self.index.find(weight)
+        if hit is None and belongs:  # stacked experts are parameters without ".weight"
+            weight = weight.removesuffix(".weight")
+            hit = self.index.find(weight)
         if hit is None:
             return _Place(None, None, False, False), None
         row, expert = hit
