@@ -386,20 +386,24 @@ def _crossover_figures(points: Crossover) -> dict[str, Figure]:
     return {f"crossover.{k}": v for k, v in points.model.figures().items()}
 
 
+def phase_figure(memory: MemoryPlan, phase: str) -> Figure:
+    """A phase's sum, as good as its weakest item."""
+    alive = memory.alive(phase)
+    return Figure(
+        memory.peaks[phase],
+        "B",
+        worst(*(i.figure.kind for i in alive)),
+        " + ".join(i.label for i in alive),
+        " + ".join(str(i.nbytes) for i in alive),
+        "the items alive in the phase",
+    )
+
+
 def _memory_figures(
     scenario: Scenario, memory: MemoryPlan, verdict: Verdict | None
 ) -> dict[str, Figure]:
-    alive = memory.alive(memory.peak_phase)
-    out = {
-        "memory.peak": Figure(
-            memory.peak,
-            "B",
-            memory.kind,
-            f"{memory.peak_phase}: " + " + ".join(i.label for i in alive),
-            " + ".join(str(i.nbytes) for i in alive),
-            "the largest of the phases' sums",
-        )
-    }
+    peak = phase_figure(memory, memory.peak_phase)
+    out = {"memory.peak": replace(peak, formula=f"{memory.peak_phase}: {peak.formula}")}
     host = scenario.host()
     if host.value:
         out["memory.host"] = host

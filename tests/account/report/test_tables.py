@@ -78,6 +78,14 @@ def test_every_number_of_the_table_has_a_sign(misfit: Plan) -> None:
     assert "= exact   ≤ bound (never more)   ≈ estimate" in text(out)
 
 
+def test_each_phase_has_its_own_kind(misfit: Plan) -> None:
+    out = console(200)
+    render(misfit, out)
+    line = next(x for x in text(out).splitlines() if "by phase:" in x)
+    assert "load = " in line  # stored weights alone
+    assert "compute ≈ " in line
+
+
 def test_the_mlp_has_its_own_colour(misfit: Plan) -> None:
     out = console(120, terminal=True)
     render(misfit, out)

@@ -11,13 +11,13 @@ from importlib.resources import files
 from typing import Any
 
 from gateup import __version__
-from gateup.account.figure import Figure, worst
+from gateup.account.figure import Figure
 from gateup.account.fit import Remedy
 from gateup.account.ledger import layer_label
 from gateup.account.machine import Device
 from gateup.account.measure import Measurements
 from gateup.account.memory import MemoryPlan
-from gateup.account.plan import Plan
+from gateup.account.plan import Plan, phase_figure
 from gateup.account.show import Shown
 from gateup.account.workload import Workload
 from gateup.files.checkpoint import Checkpoint
@@ -289,19 +289,6 @@ def memory_json(memory: MemoryPlan) -> dict[str, Any]:
             for i in memory.items
         ],
     }
-
-
-def phase_figure(memory: MemoryPlan, phase: str) -> Figure:
-    """A phase's sum, as good as its weakest item."""
-    alive = memory.alive(phase)
-    return Figure(
-        memory.peaks[phase],
-        "B",
-        worst(*(i.figure.kind for i in alive)),
-        " + ".join(i.label for i in alive),
-        " + ".join(str(i.nbytes) for i in alive),
-        "the items alive in the phase",
-    )
 
 
 def device_json(plan: Plan) -> dict[str, Any] | None:

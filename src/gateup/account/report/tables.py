@@ -20,7 +20,7 @@ from rich.text import Text
 
 from gateup.account.figure import Figure, worst
 from gateup.account.ledger import LEDGER_PARTS
-from gateup.account.plan import Plan
+from gateup.account.plan import Plan, phase_figure
 from gateup.account.report import units
 from gateup.account.report.units import tag, tagged
 
@@ -339,11 +339,10 @@ def _memory(plan: Plan, console: Console) -> None:
             cell(units.share(item.nbytes, memory.peak) if at_peak else "", style),
         )
     put(console, table)
-    kinds = plan.memory.kind
     line(
         console,
         "by phase: "
-        + ", ".join(f"{p} {tag(units.memory(n), kinds)}" for p, n in memory.peaks.items())
+        + ", ".join(f"{p} {tagged(phase_figure(memory, p))}" for p in memory.peaks)
         + f"; peak in {memory.peak_phase}",
         indent=2,
     )
