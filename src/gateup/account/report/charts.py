@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import ceil
 
-from gateup.account.flops import decode_flops, gemm_per_token, prefill_flops
+from gateup.account.flops import decode_flops, gemm_per_token, score_flops, visible_sum
 from gateup.account.kv import kv_nbytes
 from gateup.account.ledger import LEDGER_PARTS
 from gateup.account.plan import Plan
@@ -117,8 +118,15 @@ def flops_over_context(plan: Plan) -> str:
     limit = spec.max_position_embeddings or plan.workload.ctx
     reach = float(cross.prefill) * 1.3 if cross.prefill else 2.0 * limit
     contexts = _contexts(int(min(max(reach, 64), 1 << 40)))
-    token = [(t, decode_flops(spec, t, mla="expanded").attention) for t in contexts]
-    mean = [(t, prefill_flops(spec, t).attention / t) for t in contexts]
+    # The sums alone: decode_flops would write out every formula at every point.
+    kinds = Counter(x.attention for x in spec.layers if x.attention)
+    token = [
+        (t, sum(n * score_flops(a) * a.visible(t) for a, n in kinds.items())) for t in contexts
+    ]
+    mean = [
+        (t, sum(n * score_flops(a) * visible_sum(a, t) for a, n in kinds.items()) / t)
+        for t in contexts
+    ]
     series = [
         Series("MLP", "mlp", [(0, mlp), (contexts[-1], mlp)]),
         Series("attention, token at that context", "attention", [(0, 0), *token]),
