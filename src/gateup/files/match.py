@@ -106,7 +106,7 @@ class _Strays:
             return "tower"
         if layer and int(layer[1]) >= self.layers:
             return "beyond"
-        if self.tied and name.endswith(("lm_head.weight", "output.weight")):
+        if self.tied and (name == "output.weight" or name.endswith("lm_head.weight")):
             return "head"
         if name.endswith(_RECOMPUTED):
             return "recomputed"
