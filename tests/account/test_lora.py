@@ -74,7 +74,7 @@ def pair(kind: str) -> tuple[ModelSpec, Any]:
     config_class, values = CONFIGS[kind]
     config = config_class(**values)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     described = {**config.to_dict(), "architectures": [type(model).__name__]}
     return build_spec(described, where="config", name=kind), model
 

@@ -22,6 +22,8 @@ SOURCE = (
     "measured by benchmarks/peak_memory.py"
 )
 
+FLOATS = ("f32", "bf16", "f16", "f64", "f8_e4m3", "f8_e5m2")
+
 
 class Term(NamedTuple):
     """A summand: bytes, in letters, in numbers."""
@@ -45,12 +47,10 @@ def sum_of(terms: Sequence[Term], kind: Kind, source: str, scale: Term | None = 
 
 
 def dtype_bytes(name: str, option: str) -> int:
-    """Bytes of one element of a plain dtype. Raises UsageError for block formats."""
-    fmt = FORMATS.get(name.lower())
-    if fmt is None or fmt.block_size != 1:
-        plain = [f.name for f in FORMATS.values() if f.block_size == 1 and f.name[0] in "fb"]
-        raise UsageError(f"{option} {name!r} is not a plain dtype", expected=", ".join(plain))
-    return fmt.block_bytes
+    """Bytes of one element of a floating dtype. Raises UsageError for any other format."""
+    if name.lower() not in FLOATS:
+        raise UsageError(f"{option} {name!r} is not a plain dtype", expected=", ".join(FLOATS))
+    return FORMATS[name.lower()].block_bytes
 
 
 def prefill_tokens(workload: Workload) -> int:

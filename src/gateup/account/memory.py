@@ -51,6 +51,9 @@ def memory(spec: ModelSpec, stored: Sequence[StoredTensor], workload: Workload) 
         if workload.training:
             items = weight_items(rank, stored, TRAINING)
             items += gathered(rank, stored, TRAINING[1:-1])
+            items += dequantised(
+                rank, stored, workload.compute_dtype, ("mlp", "attention", "backward")
+            )
             items += training_items(rank, stored, workload)
             plans.append(plan_of(items, TRAINING, rank.stage))
         elif workload.engine == "llama.cpp":
@@ -210,7 +213,7 @@ def _decode(rank: Rank, workload: Workload) -> list[MemoryItem]:
 
 
 def _llamacpp(rank: Rank, stored: Sequence[StoredTensor], workload: Workload) -> list[MemoryItem]:
-    buffer = llamacpp_compute_buffer(rank.local, workload)
+    buffer = replace(llamacpp_compute_buffer(rank.local, workload), unit="B")
     return [
         *weight_items(rank, stored, LLAMACPP),
         MemoryItem("KV cache", "kv", ("compute",), kv_figure(rank, workload)),
