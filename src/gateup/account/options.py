@@ -20,7 +20,6 @@ from gateup.account.workload import (
 )
 from gateup.errors import UsageError
 
-
 # As many devices as --device takes. The search for a split that works tries every degree below.
 MAX_RANKS = 16_384
 
