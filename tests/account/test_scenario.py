@@ -80,6 +80,9 @@ def test_cpu_moe() -> None:
         if t.row and t.row.experts and t.row.layer is not None and t.row.layer < 20
     )
     assert experts > 0
+    off = {r.layer for r in s.spec.rows if r.layer is not None and not s.on_device(r)}
+    assert off == set(range(20))
+    assert all(whole.on_device(r) for r in whole.spec.rows if r.layer is not None)
     assert whole.memory().peak - s.memory().peak == experts
     assert int(s.host().value) - int(whole.host().value) == experts
     routers = [r for r in s.spec.rows if r.role.endswith("router") and r.layer == 0]
