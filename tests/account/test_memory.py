@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from gateup.account.engines import llamacpp_compute_buffer
 from gateup.account.figure import worst
 from gateup.account.kv import kv_nbytes
-from gateup.account.memory import MemoryPlan, memory
+from gateup.account.lora import CONVERTED, LINEAR_ROUTERS
+from gateup.account.memory import LLAMACPP_WINDOWS, MemoryPlan, memory
 from gateup.account.parallel import faults
+from gateup.account.training import FP32_ROUTERS
 from gateup.account.workload import LoRA, Parallel, Training, Workload
 from gateup.model import presets
-from gateup.model.families import build_spec
+from gateup.model.families import FAMILIES, build_spec
 from gateup.model.quant import mix
 from gateup.model.quant.formats import stored_as
 from gateup.model.spec import ModelSpec
@@ -296,3 +298,8 @@ def test_layers_without_attention_or_mlp() -> None:
     )
     plan = memory(spec, stored_as(spec.rows, "bf16"), Workload(ctx=64))
     assert group(plan, "kv", "decode") == 2 * 2 * 16 * 64 * 2
+
+
+def test_tables_by_family_name_families_there_are() -> None:
+    tables = (LLAMACPP_WINDOWS, CONVERTED, LINEAR_ROUTERS, FP32_ROUTERS)
+    assert {name for table in tables for name in table} <= FAMILIES.keys()

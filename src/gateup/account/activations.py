@@ -18,8 +18,8 @@ from gateup.model.quant.formats import FORMATS
 from gateup.model.spec import MLP, AttentionSpec, ClassicFFNSpec, GatedMLPSpec, ModelSpec, MoESpec
 
 SOURCE = (
-    "operations of transformers' eager forward, without what an allocator adds; live storages "
-    "measured by benchmarks/peak_memory.py"
+    "operations of transformers' eager forward, within 3% of torch's live storages "
+    "(benchmarks/peak_memory.py); an allocator's rounding is not in it"
 )
 
 FLOATS = ("f32", "bf16", "f16", "f64", "f8_e4m3", "f8_e5m2")
