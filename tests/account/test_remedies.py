@@ -296,3 +296,9 @@ def test_every_gpu_gives_an_answer() -> None:
         work = Workload(ctx=8192, engine="transformers")
         s = Scenario(spec, "bf16", stored_in(spec, "bf16"), work, GPUS[key])
         assert s.memory().peak <= capacity(s) or remedies(s), key
+
+
+def test_no_flash_stays_in_the_flags() -> None:
+    s = question("llama-3-8b", "q4_k_m", "8GB", "llama.cpp", ctx=16384, flash=False)
+    assert "-fa off" in flags_of(s, s.with_(ctx=512))["llama.cpp"]
+    assert "-fa on" in flags_of(s, s.with_(kv_type="q8_0", flash=True))["llama.cpp"]

@@ -23,6 +23,7 @@ from gateup.account.workload import Parallel, Workload
 from gateup.errors import UsageError
 from gateup.model.quant import mix
 from gateup.model.quant.formats import FORMATS, StoredTensor
+from gateup.model.quant.hf_formats import declared
 from gateup.model.spec import LayerSpec, ModelSpec, TensorSpec
 
 _WORKLOAD = frozenset(f.name for f in fields(Workload))
@@ -105,15 +106,20 @@ class Scenario:
         return changed
 
     def _disk_fmt(self) -> str:
-        """The format that comes nearest to what lies on disk: that of the first MLP matrix."""
-        known = set(mix.known_formats())
+        """The format that comes nearest to what lies on disk: that of most MLP bytes.
+
+        A type of llama.cpp's blocks names its file type: q4_k tensors lie in a q4_k_m file.
+        """
+        sizes: dict[str, int] = {}
         for tensor in self.stored:
             if tensor.row is not None and tensor.row.part == "mlp" and tensor.row.matmul:
-                for name in (tensor.type, f"{tensor.type}_m"):  # q4_k tensors: a q4_k_m file
-                    if name in known:
-                        return name
-                break
-        return self.spec.dtype or "bf16"
+                sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+        gguf = self.workload.engine == "llama.cpp"
+        for kind in sorted(sizes, key=lambda t: -sizes[t]):
+            for name in (kind, f"{kind}_m"):
+                if mix.is_known(name):
+                    return f"gguf:{name}" if gguf and mix.kind_of(name) == "dtype" else name
+        return "gguf:bf16" if gguf else declared(self.spec.config) or self.spec.dtype or "bf16"
 
     @property
     def splits_host(self) -> bool:
@@ -252,8 +258,11 @@ class Scenario:
                 f"the split takes {used} devices and --device names {device.label}",
                 expected=f"tp·pp·fsdp up to {device.count}",
             )
-        if device.count == 1 or used > 1:
+        if device.count == 1 or used == device.count:
             return self
+        if used > 1:
+            idle = f"the split takes {used} of {device.label}; the others have nothing to do"
+            return replace(self, notes=tuple(dict.fromkeys((*self.notes, idle))))
         n = device.count
         how, why = self._default_split(n)
         return replace(

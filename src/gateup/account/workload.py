@@ -72,7 +72,7 @@ class Training:
     save           what the MLP keeps for the backward pass: "hf" (transformers' eager: x, gate,
                    act(gate), up, product), "all" (fused act⊙up), "gate_up", "input"
     checkpointing  "layer": recompute each layer, keep its input only
-    autocast       fp32 weights, low-precision compute (adds cast copies)
+    autocast       compute in the low dtype; fp32 weights (and adapters) get cast copies
     grad_dtype     of gradients; None: the trained parameters' own
     accumulation   micro-batches per step; above 1, gradients outlive each backward pass
     """

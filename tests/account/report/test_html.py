@@ -191,17 +191,18 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path: Path, misfit: Plan) -
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="cannot be written"):  # nobody reads: not to wait for
         write_html([misfit], pipe)
+    reading = os.open(pipe, os.O_RDWR)  # holds both ends, so nothing waits for the other
     got: list[bytes] = []
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reading, True)
 
     def read() -> None:
-        with os.fdopen(reading, "rb") as file:
-            got.append(file.read())
+        while sum(map(len, got)) < len(page):
+            got.append(os.read(reading, 1 << 16))
 
+    page = to_html([misfit]).encode()
     reader = threading.Thread(target=read)
     reader.start()
     write_html([misfit], pipe)
     reader.join()
-    assert got[0].decode() == to_html([misfit])
+    os.close(reading)
+    assert b"".join(got) == page
     assert stat.S_ISFIFO(pipe.stat().st_mode)
