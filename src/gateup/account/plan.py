@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
+from gateup.account.adapters import adapter_figures, adapter_notes, continuing, with_adapter
 from gateup.account.compatible import check_run, check_weights
 from gateup.account.crossover import Crossover, crossover
 from gateup.account.figure import Figure, worst
@@ -29,7 +29,7 @@ from gateup.account.scenario import Scenario, stored_in
 from gateup.account.traffic import bytes_per_token, intensity
 from gateup.account.workload import Engine, Workload
 from gateup.errors import UsageError
-from gateup.files.adapter import Adapter
+from gateup.files.adapter_match import adapted_modules
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.model.quant.hf_formats import declared
 from gateup.model.quant.mix import kind_of
@@ -111,8 +111,10 @@ def plan(
             f"--base {base}, but {ref} is a model of its own",
             expected="--base beside an adapter's folder only",
         )
-    options = _continuing(options, checkpoint.adapter)
+    adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
+    lora, options = continuing(options, checkpoint.adapter, adapted)
     scenario, label, notes = _scenario(checkpoint, options)
+    scenario = with_adapter(scenario, checkpoint.adapter, adapted, lora)
     ledger = make_ledger(scenario.spec, scenario.stored, label)
     flops, adapter = _flops(scenario)
     memory = scenario.memory()
@@ -122,7 +124,7 @@ def plan(
     points = crossover(scenario.spec)
     figures = {
         **ledger.figures(),
-        **(adapter or _adapter_figures(checkpoint)),
+        **(adapter or adapter_figures(checkpoint.adapter, adapted)),
         **_flops_figures(flops),
         **_run_figures(scenario, ledger),
         **_crossover_figures(points),
@@ -147,7 +149,7 @@ def plan(
             *notes,
             *scenario.notes,
             *_expanded_cache(scenario, figures),
-            *_adapter_notes(checkpoint, options),
+            *adapter_notes(checkpoint.adapter, adapted, options),
             *_encoder(scenario.spec),
             *checkpoint.spec.notes,
             *checkpoint.problems,
@@ -327,12 +329,14 @@ def _flops(scenario: Scenario) -> tuple[dict[str, Flops], dict[str, Figure]]:
     rows = adapter_rows(spec, lora)
     total = sum(r.params for r in rows)
     mlp = sum(r.params for r in rows if r.row.part == "mlp")
-    used = sum(r.params * (r.row.active_experts or 1) // (r.row.experts or 1) for r in rows)
+    used = sum(r.active_params for r in rows)
     source = "PEFT: A [r, in] and B [out, r] for every matrix"
-    sums: dict[tuple[int, int], int] = {}
+    sums: dict[tuple[int, int, int], int] = {}
     for r in rows:
-        sums[r.inp, r.out] = sums.get((r.inp, r.out), 0) + r.copies
-    numbers = " + ".join(f"{n}·{lora.rank}·({i} + {o})" for (i, o), n in sums.items())
+        sums[r.rank, r.inp, r.out] = sums.get((r.rank, r.inp, r.out), 0) + r.copies
+    numbers = " + ".join(f"{n}·{rank}·({i} + {o})" for (rank, i, o), n in sums.items())
+    if extra := sum(r.extra for r in rows):
+        numbers += f" + {extra} magnitudes"
     nbytes = adapter_nbytes(rows, lora.dtype)
     return {"training": train_flops(spec, work, adapter_params=used)}, {
         "adapter.params": Figure(total, "params", "exact", "Σ r·(in + out)", numbers, source),
@@ -341,54 +345,6 @@ def _flops(scenario: Scenario) -> tuple[dict[str, Flops], dict[str, Figure]]:
         ),
         "adapter.mlp_share": share(mlp, total, "the adapter's parameters"),
     }
-
-
-def _adapter_figures(checkpoint: Checkpoint) -> dict[str, Figure]:
-    """The adapter folder that was opened, as its file stores it."""
-    adapter = checkpoint.adapter
-    if adapter is None:
-        return {}
-    source = "the adapter's own tensor headers"
-    parts = {r.name.removesuffix(".weight"): r.part for r in checkpoint.spec.rows}
-    mlp = sum(
-        prod(t.shape)
-        for t in adapter.tensors
-        if parts.get((t.canonical or t.name).partition(".lora_")[0]) == "mlp"
-    )
-    n = f"Σ of {len(adapter.tensors)} tensors"
-    return {
-        "adapter.params": Figure(adapter.params, "params", "exact", n, "", source),
-        "adapter.bytes": Figure(adapter.nbytes, "B", "exact", n, "", source),
-        "adapter.mlp_share": share(mlp, adapter.params, "the adapter's parameters"),
-    }
-
-
-def _continuing(options: PlanOptions, adapter: Adapter | None) -> PlanOptions:
-    """Training an adapter that was opened: its rank and targets, where none were given."""
-    if adapter is None or options.train not in ("lora", "qlora"):
-        return options
-    changes: dict[str, Any] = {}
-    if options.rank is None:
-        changes["rank"] = adapter.rank
-    targets = adapter.target_modules
-    if options.targets is None and targets == "all-linear":
-        changes["targets"] = "all"
-    elif options.targets is None and isinstance(targets, tuple) and targets:
-        changes["targets"] = ",".join(targets)
-    return replace(options, **changes)
-
-
-def _adapter_notes(checkpoint: Checkpoint, options: PlanOptions) -> tuple[str, ...]:
-    adapter = checkpoint.adapter
-    if adapter is None:
-        return ()
-    name = adapter.path.name
-    if options.train is None:
-        return (
-            f"the adapter {name} (rank {adapter.rank}) is counted apart: until it is merged it "
-            f"adds {adapter.nbytes:,} bytes and {2 * adapter.params:,} FLOPs a token",
-        )
-    return (f"the adapter {name} says rank {adapter.rank}; that is trained unless --rank is given",)
 
 
 def _flops_figures(flops: Mapping[str, Flops]) -> dict[str, Figure]:

@@ -442,5 +442,5 @@ def adapter_params(a: AdapterRow, rank: Rank) -> int:
         inp, out = a.inp * share, Fraction(a.out)
     else:
         inp, out = Fraction(a.inp), a.out * share
-    total = a.rank * a.copies * (inp + out)
+    total = a.rank * a.copies * (inp + out) + a.extra
     return -(-total.numerator // (total.denominator * rank.parallel.fsdp))

@@ -53,12 +53,17 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """rank r; targets are role names ("q_proj", "gate_proj", ...), "all", "attention" or "mlp"."""
+    """rank r; targets are role names ("q_proj", "gate_proj", ...), "all", "attention" or "mlp".
+
+    modules  an adapter that exists: (spec row, rank, DoRA magnitudes) of each module it adapts,
+             instead of what rank and targets would give
+    """
 
     rank: int = 16
     alpha: float | None = None
     targets: tuple[str, ...] = ("all",)
     dtype: str = "f32"  # PEFT keeps adapters in fp32 by default (autocast_adapter_dtype)
+    modules: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1:
