@@ -96,20 +96,61 @@ class Case:
         return f"{self.kind} {self.dtype} {self.attention} {what}{logits} {dims}"
 
 
-CONFIGS = {
-    "llama": transformers.LlamaConfig,
-    "qwen3": transformers.Qwen3Config,
-    "phi3": transformers.Phi3Config,
-    "qwen3_moe": transformers.Qwen3MoeConfig,
-}
+MLA = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+DEEPSEEK = {**MLA, "num_key_value_heads": 6, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 320, "first_k_dense_replace": 1}  # fmt: skip
+GPT2 = {"n_embd": 96, "n_layer": 3, "n_head": 6, "n_inner": 320, "vocab_size": 64,
+        "resid_pdrop": 0, "attn_pdrop": 0, "embd_pdrop": 0}  # fmt: skip
+GEMMA = {"head_dim": 16, "sliding_window": 64}
+# kind -> (config class, dimensions beside DIMS)
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "qwen3": (transformers.Qwen3Config, {}),
+    "phi3": (transformers.Phi3Config, {}),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, MOE),
+    "qwen2_moe": (
+        transformers.Qwen2MoeConfig,
+        {**MOE, "shared_expert_intermediate_size": 640},
+    ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "deepseek_v2": (
+        transformers.DeepseekV2Config,
+        {**DEEPSEEK, "n_shared_experts": 2, "q_lora_rank": None, "n_group": None,
+         "topk_group": None, "topk_method": "greedy"},
+    ),
+    "deepseek_v3": (
+        transformers.DeepseekV3Config,
+        {**DEEPSEEK, "n_shared_experts": 1, "q_lora_rank": 48, "n_group": 2, "topk_group": 1},
+    ),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {**GEMMA, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "llama4": (
+        transformers.Llama4TextConfig,
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1,
+         "intermediate_size_mlp": 320, "interleave_moe_layer_step": 2},
+    ),
+    "gemma2": (transformers.Gemma2Config, GEMMA),
+    "gemma3": (transformers.Gemma3TextConfig, GEMMA),
+    "olmo2": (transformers.Olmo2Config, {}),
+    "granite": (transformers.GraniteConfig, {}),
+    "smollm3": (transformers.SmolLM3Config, {}),
+    "gpt2": (transformers.GPT2Config, GPT2),
+}  # fmt: skip
+# Without scaled_dot_product_attention in transformers.
+EAGER = ("gpt_oss", "gemma2")
 
 
 def build(case: Case) -> Any:
-    moe = MOE if case.kind == "qwen3_moe" else {}
-    config = CONFIGS[case.kind](**{**DIMS, **moe, **dict(case.dims)})
+    kind, dims = CONFIGS[case.kind]
+    config = kind(**{**({} if case.kind == "gpt2" else DIMS), **dims, **dict(case.dims)})
     config._attn_implementation = case.attention
     dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[case.dtype]
-    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 def compare(case: Case) -> tuple[int, int, str]:
@@ -181,6 +222,13 @@ CASES = (
     Case("llama", training=Training("lora", LoRA(4), checkpointing="layer")),
     Case("llama", dtype="f32", training=Training("full", autocast=True)),
     Case("qwen3_moe", training=Training("full")),
+    *(
+        Case(kind, attention="eager" if kind in EAGER else "sdpa", training=training)
+        for kind in CONFIGS
+        if kind not in ("llama", "qwen3", "phi3", "qwen3_moe")
+        for training in (None, Training("full"), Training("lora", LoRA(4)))
+        if kind != "llama4" or training is None or training.method == "full"
+    ),
 )
 
 

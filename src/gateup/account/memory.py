@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateup.account.activations import (
+    as_run,
     attention_transient,
     dtype_bytes,
     held_scores,
@@ -49,6 +50,7 @@ def memory(spec: ModelSpec, stored: Sequence[StoredTensor], workload: Workload) 
     targets that match nothing.
     """
     plans = []
+    spec = as_run(spec, workload)
     for rank in ranks(spec, stored, workload.parallel, workload.engine):
         if workload.training:
             items = weight_items(rank, stored, TRAINING)

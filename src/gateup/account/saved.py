@@ -34,7 +34,8 @@ from gateup.model.spec import (
 
 SOURCE = (
     "tensor by tensor; equal to torch's saved_tensors_hooks on transformers 5.24's Llama, Qwen and "
-    "Phi-3 models (benchmarks/saved_bytes.py)"
+    "Phi-3 models (benchmarks/saved_bytes.py); of other families only whole steps were measured "
+    "(benchmarks/peak_memory.py)"
 )
 
 # Widths I that the MLP saves by mode, when its weights train and when they are frozen.
@@ -42,6 +43,9 @@ SAVED = {"hf": (4, 3), "all": (3, 2), "gate_up": (2, 2), "input": (0, 0)}
 # gpt-oss's eager clamp, sigmoid and offset keep more: gate_up (2), clamped gate (1), sigmoid,
 # gate·sigmoid, up + 1, and the product if down trains.
 SAVED_GPT_OSS = (7, 6)
+
+# Norms that multiply by their weight before they leave fp32, which keeps the fp32 product's input.
+FP32_NORMS = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "olmo2", "gpt_oss"})
 
 
 class Precision:
@@ -176,7 +180,14 @@ def _saved_scores(a: AttentionSpec, workload: Workload, b: int, fused: bool) -> 
     ]
 
 
-def saved_norms(layer: LayerSpec, rows: Sequence[TensorSpec], p: Precision) -> Term:
+def norm_bytes(family: str, p: Precision) -> int:
+    """Bytes per value that a norm keeps: 4, and what its weight multiplies where that trains."""
+    if not p.trained:
+        return 4
+    return 4 + (4 if family in FP32_NORMS else p.stream)
+
+
+def saved_norms(layer: LayerSpec, rows: Sequence[TensorSpec], p: Precision, family: str) -> Term:
     """Bytes per token of a layer's norms: 4·w + 4 each, and b·w where the weight trains."""
     widths = groups = 0
     a = layer.attention
@@ -187,7 +198,7 @@ def saved_norms(layer: LayerSpec, rows: Sequence[TensorSpec], p: Precision) -> T
         if a is not None and row.role in ("q_norm", "k_norm") and w == a.head_dim:
             n = a.num_heads if row.role == "q_norm" else a.num_kv_heads
         widths, groups = widths + n * w, groups + n
-    per = 4 + (p.stream if p.trained else 0)
+    per = norm_bytes(family, p)
     return Term(widths * per + 4 * groups, f"Σw·{per} + 4·norms", f"{widths}·{per} + 4·{groups}")
 
 
