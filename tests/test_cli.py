@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -269,10 +270,14 @@ def test_markup_and_escapes_in_names_are_only_text(tmp_path: Path) -> None:
     assert "\x1b" not in result.stderr
 
 
-def test_a_reader_that_leaves_ends_it_quietly() -> None:
-    # The document (0.3 MB) is far larger than a pipe holds.
+@pytest.mark.parametrize(
+    "args",
+    [["show", "deepseek-v3", "--json"], ["plan", "gpt2", "deepseek-v3", "gemma-2-9b", "--explain"]],
+)
+def test_a_reader_that_leaves_ends_it_quietly(args: list[str]) -> None:
+    """Both are far larger than a pipe holds. Rich by itself would exit with 1, a "no"."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateup", "show", "deepseek-v3", "--json"],
+        [sys.executable, "-m", "gateup", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -315,3 +320,32 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
     text = done.stdout.decode("ascii")
     assert "<= bound" in text
     assert "##" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+@pytest.mark.parametrize("args", [[], ["--json"]])
+def test_a_full_disk_is_no_no(tiny: Path, args: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateup", "plan", str(tiny), *args],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "gateup: the output cannot be written: No space left on device\n"
+
+
+def test_without_an_output_the_exit_code_answers(tiny: Path) -> None:
+    line = f"{shlex.quote(sys.executable)} -m gateup plan {shlex.quote(str(tiny))} >&-"
+    done = subprocess.run(line, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_any_width_shows_something(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for verb in ("plan", "show"):
+        assert "LlamaForCausalLM" in run(verb, str(tiny)).stdout

@@ -55,10 +55,20 @@ def _reported() -> Iterator[None]:
 
         print(f"gateup: {printable(str(error))}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
-    except BrokenPipeError:
-        # The reader (head, less) left. Python would complain again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) left
+        _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        if error.filename is not None:  # not of a stream
+            raise
+        _drop_output()
+        print(f"gateup: the output cannot be written: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(UsageError.exit_code) from None
+
+
+def _drop_output() -> None:
+    """Python would complain again when it closes stdout with something left in it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version(asked: bool) -> None:
@@ -219,4 +229,8 @@ def show(
 
 def main() -> None:
     """Entry point of the `gateup` script and of `python -m gateup`."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller: the exit code still answers
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # to the end
+            setattr(sys, stream, nowhere)
     app(prog_name="gateup")

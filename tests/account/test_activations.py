@@ -144,8 +144,9 @@ def test_training_peaks(case: Any) -> None:
 
 
 def test_a_model_of_many_experts_as_llama_4_runs_it() -> None:
-    """Scout: 16 experts of width 8192 over H 5120, each over all tokens, and the shared one's output:
-    (16·(H + 4·I) + H)·T·b."""
+    """Scout: 16 experts of width 8192 over H 5120, each over all tokens, beside the shared one's
+    output: (16·(H + 4·I) + H)·T·b.
+    """
     work = Workload(ctx=128)
     spec = presets.spec("llama-4-scout")
     figure = mlp_transient(as_run(spec, work), work, 128)

@@ -360,3 +360,12 @@ def test_the_collector_is_left_as_it_was(tmp_path: Path) -> None:
             assert gc.isenabled() is error
         finally:
             gc.enable()
+
+
+def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(InputError, match=r"it cannot be read: Permission denied\n  where: a/b"):
+        open_model("a/b")

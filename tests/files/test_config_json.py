@@ -35,7 +35,6 @@ def test_reads_an_object(tmp_path: Path) -> None:
         (b'{"a": 1e999}', "the number 1e999 is too large"),
         (b'{"a": ' + b"9" * 5000 + b"}", "a whole number has thousands of digits"),
         (b'{"a": "\xff"}', "the text is not UTF-8: byte 7 is wrong"),
-        (b'\xef\xbb\xbf{"a": 1}', "not JSON"),
         (b'{"a": "\\ud800"}', "half of a surrogate pair"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b"version https://git-lfs.github.com/spec/v1\noid x\n", "a Git LFS pointer"),
@@ -113,3 +112,9 @@ def test_takes_what_is_json(value: object) -> None:
     except ValueError:  # infinity
         return
     assert parse_json(data, "x") == value
+
+
+def test_a_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b'\xef\xbb\xbf{\r\n"a": 1\r\n}\r\n')
+    assert read_json(path) == {"a": 1}

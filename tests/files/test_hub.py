@@ -94,3 +94,19 @@ def test_refs_that_lead_elsewhere(cache: Path, ref: str) -> None:
 )
 def test_repo_ids(text: str, answer: bool) -> None:
     assert is_repo_id(text) is answer
+
+
+def test_a_cache_that_may_not_be_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(InputError, match="cache cannot be read: Permission denied"):
+        snapshot("owner/name")
+
+
+def test_a_home_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", "~nobody-of-that-name/hf")
+    assert cache_folder() == Path("~nobody-of-that-name/hf/hub")

@@ -97,12 +97,17 @@ def _open(text: str, base: str | Path | None, *, adapters: bool) -> Checkpoint:
 
 
 def _existing(text: str) -> Path | None:
-    """`text` as a path that exists; None otherwise, also where it cannot be a path."""
+    """`text` as a path that exists; None otherwise, also where it cannot be a path.
+
+    Raises InputError where a folder on the way may not be entered.
+    """
     if not text or "\0" in text:
         return None
     try:
         path = Path(text).expanduser()
         return path if path.exists() else None
+    except PermissionError as e:
+        raise InputError(f"it cannot be read: {e.strerror}", where=text) from None
     except (OSError, RuntimeError):  # too long a name; ~user without a home
         return None
 

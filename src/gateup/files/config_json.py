@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from pathlib import Path
@@ -97,6 +98,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any
     found = foreign(data[:64])
     if found:
         raise ConfigError(f"{path.name} is {found[0]}", where=str(path), remedy=found[1])
+    data = data.removeprefix(codecs.BOM_UTF8)  # as editors on Windows write it
     if not data.strip():
         raise ConfigError(f"{path.name} is empty", where=str(path), expected="a JSON object")
     value = parse_json(data, str(path))

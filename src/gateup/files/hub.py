@@ -30,14 +30,24 @@ def is_repo_id(text: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where the cache is: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    """Where the cache is: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.
+
+    A "~" that stands for no home stays as it is, and names nothing.
+    """
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
+            return _expanded(os.environ[variable])
     if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
+        return _expanded(os.environ["HF_HOME"]) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return _expanded(base) / "huggingface" / "hub"
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def download_command(repo_id: str) -> str:
@@ -59,7 +69,18 @@ def snapshot(repo_id: str) -> Path | None:
 
 
 def snapshot_in(entry: Path) -> Path | None:
-    """The snapshot that a cache entry's refs/main points to, or its only one."""
+    """The snapshot that a cache entry's refs/main points to, or its only one. Raises InputError."""
+    try:
+        return _snapshot_in(entry)
+    except OSError as e:
+        raise InputError(
+            f"the Hugging Face cache cannot be read: {e.strerror or e}",
+            where=str(entry),
+            remedy="set HF_HOME to a folder that can be",
+        ) from None
+
+
+def _snapshot_in(entry: Path) -> Path | None:
     snapshots = entry / "snapshots"
     if not snapshots.is_dir():
         return None

@@ -55,6 +55,7 @@ _PLAIN = str.maketrans(
 
 
 PIPE_WIDTH = 120
+MIN_WIDTH = 20  # narrower, a table has no columns left
 
 
 class _Spelled:
@@ -75,6 +76,12 @@ class _Spelled:
         return self.stream.isatty()
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with 1, which says "it does not fit"."""
+        raise BrokenPipeError
+
+
 def make_console(stream: IO[str] | None = None) -> Console:
     """A console that takes no text for markup. Colours, width: rich's rules (NO_COLOR, COLUMNS)."""
     out: Any = stream or sys.stdout
@@ -84,7 +91,9 @@ def make_console(stream: IO[str] | None = None) -> Console:
     # A pipe has no width; 80 would fold tables that a file or a pager could show whole.
     piped = not out.isatty() and "COLUMNS" not in os.environ
     width = PIPE_WIDTH if piped else None
-    return Console(file=out, markup=False, highlight=False, emoji=False, width=width)
+    console = _Console(file=out, markup=False, highlight=False, emoji=False, width=width)
+    console.width = max(console.width, MIN_WIDTH)
+    return console
 
 
 def line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
