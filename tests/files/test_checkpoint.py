@@ -281,7 +281,7 @@ def test_adapters(
     assert open_model(adapter(tmp_path / "b", safetensors_bytes, "tiny")).spec.name == "tiny"
     gone = adapter(tmp_path / "c", safetensors_bytes, "/gone/with/the/wind")
     assert open_model(gone, base=base).spec.name == "tiny"
-    preset = adapter(tmp_path / "d", safetensors_bytes, "llama-3-8b")
+    preset = adapter(tmp_path / "d", safetensors_bytes, "llama-3-8b", gate_proj__lora_A=[4, 4096])
     assert open_model(preset).kind == "preset"
 
 
@@ -289,8 +289,10 @@ def test_adapters(
     ("tensors", "says"),
     [
         ({"gate_proj__lora_A": [8, 64]}, "the adapter's tensors have rank 8, its config says 4"),
-        ({"gate_proj__lora_A": [4, 65]}, "1 adapted module against the base's shapes: "),
-        ({"w1__lora_A": [4, 64]}, "1 module of the adapter not in its base: model.layers.0.mlp.w1"),
+        (
+            {"gate_proj__lora_A": [4, 64], "w1__lora_A": [4, 64]},
+            "1 module of the adapter not in its base: model.layers.0.mlp.w1",
+        ),
     ],
 )
 def test_adapters_that_do_not_fit(
@@ -307,6 +309,35 @@ def test_adapters_that_do_not_fit(
     assert problem.startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        (
+            {"gate_proj__lora_A": [4, 65], "gate_proj__lora_B": [96, 4]},
+            "model.layers.0.mlp.gate_proj is [96, 64] in the base, the adapter's B·A is [96, 65] "
+            "(1 of 1 adapted module do not fit",
+        ),
+        ({"w1__lora_A": [4, 64]}, "which has none of its modules: model.layers.0.mlp.w1"),
+    ],
+)
+def test_an_adapter_of_another_base_is_refused(
+    tmp_path: Path,
+    tiny_config: dict[str, Any],
+    safetensors_bytes: Callable[..., bytes],
+    tensors: dict[str, list[int]],
+    says: str,
+) -> None:
+    base = tmp_path / "config.json"
+    base.write_text(json.dumps(tiny_config))
+    folder = adapter(tmp_path / "lora", safetensors_bytes, "other/model", **tensors)
+    with pytest.raises(InputError) as e:
+        open_model(folder, base=base)
+    assert e.value.what.startswith("the adapter in lora does not belong to ")
+    assert says in e.value.what
+    assert (e.value.expected or "").endswith("adapter_config.json names other/model")
+    assert "--base MODEL" in (e.value.remedy or "")
+
+
 def test_the_base_is_not_here(
     tmp_path: Path, cache: Path, safetensors_bytes: Callable[..., bytes]
 ) -> None:
@@ -314,7 +345,7 @@ def test_the_base_is_not_here(
         folder = adapter(tmp_path / str(i), safetensors_bytes, base)
         with pytest.raises(InputError) as e:
             open_model(folder)
-        assert "base=MODEL" in (e.value.remedy or "")
+        assert "--base MODEL (in Python: base=MODEL)" in (e.value.remedy or "")
     folder = adapter(tmp_path / "self", safetensors_bytes, str(tmp_path / "self"))
     with pytest.raises(InputError, match="it is an adapter, not a model"):
         open_model(folder)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from gateup.files.adapter import Adapter
+from gateup.errors import InputError
+from gateup.files.adapter import CONFIG, Adapter
 from gateup.files.header import TensorHeader, listed, many
 from gateup.model.families.names import NameIndex
 from gateup.model.spec import ModelSpec, TensorSpec
@@ -15,6 +16,8 @@ from gateup.model.spec import ModelSpec, TensorSpec
 # <module>.lora_A.weight, .lora_A.default.weight, .lora_embedding_A, .lora_magnitude_vector
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\..+)?")
 _BASE = ".base_layer"
+
+BASE_REMEDY = "name the base model: --base MODEL (in Python: base=MODEL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,21 @@ def adapted_modules(spec: ModelSpec, adapter: Adapter) -> tuple[AdaptedModule, .
 
 
 def adapter_problems(spec: ModelSpec, adapter: Adapter) -> tuple[str, ...]:
-    """Sentences on modules that the base does not have and shapes that do not meet it."""
+    """Sentences on modules that the base does not have, and on ranks other than declared.
+
+    Raises InputError where the adapter cannot be one of this base: a matrix of another shape, or
+    no module in common.
+    """
     found = _read(spec, adapter)
     unknown = list(dict.fromkeys(m for m in found if isinstance(m, str)))
     modules = [m for m in found if isinstance(m, AdaptedModule)]
     wrong = [m for m in modules if (m.inp, m.out) not in _sides(m.row)]
+    if wrong or (unknown and not modules):
+        raise _other_base(spec, adapter, wrong, unknown, len(found))
     out = []
     if unknown:
         out.append(
             f"{many(len(unknown), 'module')} of the adapter not in its base: {listed(unknown, 3)}"
-        )
-    if wrong:
-        m = wrong[0]
-        out.append(
-            f"{many(len(wrong), 'adapted module')} against the base's shapes: {m.row.name} is "
-            f"{list(m.row.shape)}, its adapter goes from {m.inp} to {m.out}"
         )
     ranks = {m.rank for m in modules}
     said = {adapter.rank, *adapter.rank_pattern.values()}
@@ -63,6 +66,35 @@ def adapter_problems(spec: ModelSpec, adapter: Adapter) -> tuple[str, ...]:
             f"its config says {', '.join(map(str, sorted(said)))}"
         )
     return tuple(out)
+
+
+def _other_base(
+    spec: ModelSpec,
+    adapter: Adapter,
+    wrong: Sequence[AdaptedModule],
+    unknown: Sequence[str],
+    modules: int,
+) -> InputError:
+    own = f"; its {CONFIG} names {adapter.base}" if adapter.base else ""
+    name = adapter.path.name
+    what = f"the adapter in {name} does not belong to {spec.name}"
+    if wrong:
+        m = wrong[0]
+        module = m.row.name.removesuffix(".weight")
+        out, inp = m.row.shape[-2:] if len(m.row.shape) > 1 else (m.row.shape[0], 0)
+        return InputError(
+            f"{what}: {module} is {[out, inp]} in the base, the adapter's B·A is "
+            f"{[m.out, m.inp]} ({len(wrong)} of {many(modules, 'adapted module')} do not fit)",
+            where=str(adapter.path),
+            expected="the base model that the adapter was trained on" + own,
+            remedy=BASE_REMEDY,
+        )
+    return InputError(
+        f"{what}, which has none of its modules: {listed(list(unknown), 3)}",
+        where=str(adapter.path),
+        expected="the base model that the adapter was trained on" + own,
+        remedy=BASE_REMEDY,
+    )
 
 
 def _read(spec: ModelSpec, adapter: Adapter) -> list[AdaptedModule | str]:

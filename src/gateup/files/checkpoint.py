@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gateup.errors import InputError
 from gateup.files import hub
 from gateup.files.adapter import Adapter, read_adapter
-from gateup.files.adapter_match import adapter_problems
+from gateup.files.adapter_match import BASE_REMEDY, adapter_problems
 from gateup.files.config_json import read_json
 from gateup.files.folder import Source, find_in_file, find_in_folder
 from gateup.files.gguf import GGUFFile
@@ -283,7 +283,7 @@ def _open_adapter(folder: Path, base: str | Path | None) -> Checkpoint:
         raise InputError(
             "the adapter does not say which model it belongs to",
             where=f"{folder}, adapter_config.json, field base_model_name_or_path",
-            remedy="pass the base model: gateup.open(adapter, base=MODEL)",
+            remedy=BASE_REMEDY,
         )
     try:
         checkpoint = _open(_beside(folder, str(wanted)), None, adapters=False)
@@ -292,8 +292,7 @@ def _open_adapter(folder: Path, base: str | Path | None) -> Checkpoint:
             f"the adapter's base model {clip(str(wanted))} cannot be opened: {e.what}",
             where=e.where or str(folder),
             expected=e.expected,
-            remedy="pass the base model: gateup.open(adapter, base=MODEL)"
-            + (f"; or {e.remedy}" if e.remedy else ""),
+            remedy=BASE_REMEDY + (f"; or {e.remedy}" if e.remedy else ""),
         ) from None
     return replace(
         checkpoint,
