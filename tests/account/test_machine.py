@@ -12,14 +12,15 @@ from gateup.account.machine import GIB, GPUS, Device, parse_device, parse_nvidia
 from gateup.errors import UsageError
 
 SIZES = {
-    "24GB": 24 * 10**9,
-    "24 gb": 24 * 10**9,
+    "24GB": 24 * GIB,
+    "24 gb": 24 * GIB,
     "24GiB": 24 * GIB,
-    "8GB": 8 * 10**9,
-    "80G": 80 * 10**9,
-    "12.5GB": 12_500_000_000,
+    "8GB": 8 * GIB,
+    "80G": 80 * GIB,
+    "12.5GB": 25 * GIB // 2,
     "500MiB": 500 << 20,
-    "1TB": 10**12,
+    "1TB": 1 << 40,
+    "8000000000B": 8 * 10**9,
     "25769803776B": 24 * GIB,
 }
 
@@ -58,16 +59,18 @@ def test_names(text: str, name: str, gib: int, count: int) -> None:
 
 def test_several_of_a_size() -> None:
     device = parse_device("2x24GB")
-    assert (device.memory, device.count, device.label) == (24 * 10**9, 2, "2x 24 GB")
+    assert (device.memory, device.count, device.label) == (24 * GIB, 2, "2x 24 GB")
+    assert device.note == "24 GB card = 24 GiB (25,769,803,776 bytes)"
+    assert [parse_device(t).note for t in ("24GiB", "24000000000B", "rtx4090")] == ["", "", ""]
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("0GB", "0 bytes of memory"),
-        ("-8GB", "-8,000,000,000 bytes of memory"),
-        ("1000000TB", "1,000,000,000,000,000,000 bytes of memory"),
-        ("0.5KB", "500 bytes of memory"),
+        ("-8GB", "-8,589,934,592 bytes of memory"),
+        ("1000000TB", "1,099,511,627,776,000,000 bytes of memory"),
+        ("0.5KB", "512 bytes of memory"),
         ("24", "no unit"),
         ("24QB", "unit 'qb' is not known"),
         ("0x24GB", "0 devices"),
@@ -93,7 +96,8 @@ def test_the_error_names_what_is_near() -> None:
         parse_device("rtx4091")
     assert "rtx4090" in str(caught.value.remedy)
     assert caught.value.expected == (
-        "a size (24GB, 24GiB), a card (rtx4090, h100), several (2x24GB, 2xh100), or this"
+        "a size (24GB = 24GiB; 24000000000B), a card (rtx4090, h100), several (2x24GB, 2xh100), "
+        "or this"
     )
     with pytest.raises(UsageError) as caught:
         parse_device("m4-max")
@@ -155,6 +159,8 @@ def test_reserve_is_a_stated_estimate() -> None:
     assert card.capacity("llama.cpp") == 24 * GIB - GIB // 2
     assert card.capacity("transformers") < card.capacity("llama.cpp")
     assert card.capacity("vllm") < card.capacity("transformers")
+    h100 = parse_device("h100")  # vLLM keeps to 0.95 of the memory at most
+    assert h100.capacity("vllm") == h100.memory - h100.memory // 20
     small = Device("small", 512 << 20)
     assert small.capacity("vllm") == 384 << 20  # never more than a quarter
     apple = parse_device("m1-16gb")  # Metal reports 10,922 MiB of 16 GiB

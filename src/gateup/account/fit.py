@@ -60,6 +60,7 @@ def fit(scenario: Scenario) -> Verdict:
     plan, capacity = scenario.memory(), device.capacity(engine)
     fits = plan.peak <= capacity
     longest, notes = max_context(scenario, capacity)
+    notes = (*((device.note,) if device.note else ()), *notes)
     remedies: tuple[Remedy, ...] = ()
     smallest = None
     if not fits:

@@ -1,7 +1,8 @@
 """What a model is to run on: a size, a named card, several of them, or this machine (probed).
 
-A card's memory is its data sheet's GB read as GiB, which is what drivers report to within 1%; a
-size that a user types is read as written (24GB is 24·10^9, 24GiB is 24·2^30).
+A card's memory is its data sheet's GB read as GiB, which is what drivers report to within 1%. A
+size that a user types is a card's size too: 24GB, 24G and 24GiB are all 24·2^30 bytes, and a size
+in bytes is exact (24000000000B).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateup.account.machine_data import CARDS, UNIFIED, looked_up
 from gateup.errors import UsageError
 
 GIB = 1 << 30
-MIN_MEMORY, MAX_MEMORY = 10**6, 10**15
+MIN_MEMORY, MAX_MEMORY = 10**6, 1 << 50
 MAX_COUNT = 16384
 
 Kind = Literal["gpu", "cpu", "unified"]
@@ -41,6 +42,7 @@ class Device:
     kind       "gpu" has its own memory; "unified" shares the host's (Apple, Jetson); "cpu" is RAM
     in_use     bytes of `memory` that other programs hold now (probed; 0 where not known)
     source     where the figures are from
+    note       how the size that was typed is read; "" where there is nothing to say
     """
 
     name: str
@@ -51,6 +53,7 @@ class Device:
     kind: Kind = "gpu"
     in_use: int = 0
     source: str = ""
+    note: str = ""
 
     @property
     def label(self) -> str:
@@ -72,7 +75,9 @@ class Device:
                 "share of unified memory the GPU does not get by default (1/3 to 36 GiB, else 1/4)"
             )
         else:
-            own = _RESERVE_VLLM if engine == "vllm" else _RESERVE.get(engine, GIB)
+            own = _RESERVE.get(engine, GIB)
+            if engine == "vllm":  # --gpu-memory-utilization is kept to 0.95
+                own = max(_RESERVE_VLLM, self.memory // 20)
             own = min(own, self.memory // 4)
             why = (
                 "CUDA context, workspaces and allocator slack; reported 0.3 to 1 GiB, not measured"
@@ -125,20 +130,22 @@ _BY_SQUASHED: Mapping[str, str] = MappingProxyType(
     {_squash(key): key for key in GPUS}
     | {_squash(alias): c.key for c in CARDS for alias in c.aliases}
 )
+# Powers of 1024 whatever the spelling: no card is sold in powers of 1000.
 _UNITS = {
-    **{
-        u: 10**p
-        for p, us in ((3, "k kb"), (6, "m mb"), (9, "g gb"), (12, "t tb"))
-        for u in us.split()
-    },
-    **{u: 1 << p for u, p in (("kib", 10), ("mib", 20), ("gib", 30), ("tib", 40))},
     "b": 1,
+    **{
+        unit: 1 << power
+        for letter, power in (("k", 10), ("m", 20), ("g", 30), ("t", 40))
+        for unit in (letter, f"{letter}b", f"{letter}ib")
+    },
 }
-_FORMS = "a size (24GB, 24GiB), a card (rtx4090, h100), several (2x24GB, 2xh100), or this"
+_FORMS = (
+    "a size (24GB = 24GiB; 24000000000B), a card (rtx4090, h100), several (2x24GB, 2xh100), or this"
+)
 
 
 def parse_device(text: str) -> Device:
-    """The device that `text` names. "80G" is 80·10^9 bytes.
+    """The device that `text` names. "80G" and "80GB" are 80·2^30 bytes, as cards are sold.
 
     A card sold in several sizes is the one named ("a100-40gb"), else its usual one (a100: 80 GB).
     Raises UsageError naming the nearest known cards.
@@ -178,7 +185,12 @@ def _sized(text: str, size: str) -> Device | None:
             f"--device {text}: {'-' if number.startswith('-') else ''}{nbytes:,} bytes of memory",
             expected=f"from {MIN_MEMORY:,} to {MAX_MEMORY:,} bytes",
         )
-    return Device(f"{found[1]} {_spelled(found[2])}", nbytes, source="as given")
+    label = f"{found[1]} {_spelled(found[2])}"
+    note = ""
+    if found[2] != "b" and not found[2].endswith("ib"):
+        binary = f"{found[1]} {found[2][0].upper()}iB"
+        note = f"{label} card = {binary} ({nbytes:,} bytes)"
+    return Device(label, nbytes, source="as given", note=note)
 
 
 def _spelled(unit: str) -> str:

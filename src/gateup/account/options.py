@@ -62,7 +62,10 @@ class PlanOptions:
         False, "--all-logits", panel="Run", help="Logits for every position, not the last only."
     )
     device: str | None = option(
-        None, "--device", panel="Machine", help="24GB, 24GiB, rtx4090, 2xh100, or this."
+        None,
+        "--device",
+        panel="Machine",
+        help="24GB (a card's size: 24 GiB), bytes (24000000000B), rtx4090, 2xh100, or this.",
     )
     tp: int = option(1, "--tp", panel="Machine", help="Tensor-parallel ranks.")
     pp: int = option(1, "--pp", panel="Machine", help="Pipeline-parallel ranks.")
