@@ -134,6 +134,21 @@ def test_a_quantisation_the_config_declares(tmp_path: Path) -> None:
     assert native_format(presets.spec("llama-3-8b")) == "bf16"
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-r1"])
+def test_presets_are_planned_in_the_format_of_their_release(name: str) -> None:
+    """FP8 with a 4-byte scale per block of 128·128: half of bf16, and a 4096th part."""
+    p = plan(name)
+    assert p.label == "fp8:128"
+    assert any(n.startswith("weights in fp8:128, as the config declares") for n in p.notes)
+    mlp = p.ledger.by_part()["mlp"]
+    routers = 58 * 256 * 7168
+    blocks = (mlp.params - routers - 58 * 256) // 128**2
+    wide = mlp.nbytes - (mlp.params - routers - 58 * 256) - 4 * blocks
+    assert wide in (2 * (routers + 58 * 256), 2 * routers + 4 * 58 * 256)
+    assert plan(name, train="full").label == "bf16"
+    assert plan(name, quant="bf16").label == "bf16"
+
+
 def test_without_a_device_there_is_no_verdict() -> None:
     p = plan("qwen3-0.6b")
     assert p.verdict is None

@@ -247,6 +247,14 @@ def _asked_format(checkpoint: Checkpoint, options: PlanOptions, notes: list[str]
     if native == "mxfp4" and options.train is not None:
         notes.append("weights in bf16: transformers trains none in mxfp4")
         return "bf16"
+    if declared(checkpoint.spec.config) and options.train == "full":
+        notes.append(f"weights in bf16: full training takes none in {native}")
+        return "bf16"
+    if declared(checkpoint.spec.config):
+        notes.append(
+            f"weights in {native}, as the config declares and the Hub has them; --quant bf16 plans "
+            "for them in bf16"
+        )
     if native is None:
         notes.append("weights in bf16: the config declares no dtype")
     return native or "bf16"
