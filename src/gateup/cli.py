@@ -126,7 +126,8 @@ def _plan(
 
 
 def _print_plans(plans: list[Any], explain: bool, html: Path | None) -> None:
-    from gateup.account.report.tables import make_console, render, render_side_by_side
+    from gateup.account.report.console import make_console
+    from gateup.account.report.tables import render, render_side_by_side
 
     console = make_console()
     if len(plans) == 1:
@@ -221,8 +222,8 @@ def show(
 
             _print_json(shown_to_json(shown))
         else:
+            from gateup.account.report.console import make_console
             from gateup.account.report.shape_flow import render_shown
-            from gateup.account.report.tables import make_console
 
             render_shown(shown, make_console(), every_tensor=tensors)
 

@@ -16,8 +16,9 @@ class Answer(Plan):
 
     def print(self, *, explain: bool = False) -> None:
         """The tables of `gateup plan` on stdout; with `explain`, every formula after them."""
+        from gateup.account.report.console import make_console
         from gateup.account.report.explain import explain as explain_plan
-        from gateup.account.report.tables import make_console, render
+        from gateup.account.report.tables import render
 
         console = make_console()
         render(self, console)
@@ -26,7 +27,8 @@ class Answer(Plan):
 
     def __str__(self) -> str:
         """The tables as plain text."""
-        from gateup.account.report.tables import make_console, render
+        from gateup.account.report.console import make_console
+        from gateup.account.report.tables import render
 
         text = io.StringIO()
         render(self, make_console(text))

@@ -7,7 +7,7 @@ from rich.console import Console
 from gateup.account.figure import Figure
 from gateup.account.plan import Plan
 from gateup.account.report import units
-from gateup.account.report.tables import heading, line
+from gateup.account.report.console import heading, line
 
 
 def explain(plan: Plan, console: Console) -> None:

@@ -8,8 +8,9 @@ from rich.text import Text
 from gateup.account.flow import LayerFlow
 from gateup.account.ledger import layer_label
 from gateup.account.report import units
+from gateup.account.report.console import cell, columns, heading, line, put
 from gateup.account.report.json_report import layer_kinds
-from gateup.account.report.tables import PART_STYLES, cell, columns, heading, line, put
+from gateup.account.report.tables import PART_STYLES
 from gateup.account.report.units import tag
 from gateup.account.show import Shown, TensorGroup, pattern, tensor_groups
 from gateup.model.spec import AttentionSpec, LayerSpec, MoESpec
@@ -94,9 +95,8 @@ def _mlp(layer: LayerSpec) -> str:
 def _tensors(shown: Shown, console: Console, every: bool) -> None:
     """Names are cut at the layer's number: what comes before it stands once, above."""
     heading(console, "Tensors")
-    wide = console.width >= 112
-    more = ["count", "parameters"] if wide else []
-    table = columns(console, "name", "layers", "shape", "type", *more, "bytes", left=2)
+    names = ("name", "layers", "shape", "type", "count", "parameters", "bytes")
+    table = columns(console, *names, left=2)
     groups = tensor_groups(shown.ledger) if not every else _one_by_one(shown)
     above = ""
     for g in groups:
@@ -109,10 +109,12 @@ def _tensors(shown: Shown, console: Console, every: bool) -> None:
             cell(g.layers),
             cell(_shape(g.shape)),
             cell(g.type),
-            *([cell(f"{g.count:,}"), cell(tag(f"{g.params:,}"))] if wide else []),
+            cell(f"{g.count:,}"),
+            cell(tag(f"{g.params:,}")),
             cell(tag(units.memory(g.nbytes))),
         )
-    put(console, table)
+    # What other columns say too goes first.
+    put(console, table, drop=(5, 4, 1, 3, 2) if every else (5, 4, 3, 1, 2))
 
 
 def _one_by_one(shown: Shown) -> list[TensorGroup]:
@@ -158,7 +160,7 @@ def _flow(flow: LayerFlow, console: Console) -> None:
         cell(tag(units.memory(flow.weight_nbytes)), "bold"),
         cell(tag(units.si(flow.flops)), "bold"),
     )
-    put(console, table)
+    put(console, table, drop=(2, 3))
     line(
         console,
         f"{flow.params:,} parameters; GEMM {units.si(flow.gemm_flops, 'FLOPs')}, attention "

@@ -1,28 +1,20 @@
-"""A plan in the terminal: the verdict first, then where everything goes.
-
-All text that comes from files is put in as rich Text, never as markup, with control characters
-escaped. Without a terminal there are no colours and no lines, only aligned columns.
-"""
+"""A plan in the terminal: the verdict first, then where everything goes."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from gateup.account.figure import Figure, worst
 from gateup.account.ledger import LEDGER_PARTS
 from gateup.account.plan import Plan, phase_figure
 from gateup.account.report import units
+from gateup.account.report.console import bar, cell, columns, heading, line, put, verbatim
 from gateup.account.report.units import tag, tagged
+from gateup.model import presets
 
 # The MLP has the warm colour to itself.
 PART_STYLES: Mapping[str, str] = {
@@ -45,108 +37,6 @@ GROUP_STYLES: Mapping[str, str] = {
     "optimizer": "bright_red",
     "buffers": "bright_blue",
 }
-
-# What a terminal that knows no UTF-8 gets instead.
-_PLAIN = str.maketrans(
-    {"≤": "<=", "≈": "~", "·": "*", "⊙": "*", "×": "x", "█": "#", "…": "...", "−": "-", "Σ": "sum "}
-    | dict.fromkeys("▏▎▍▌", "")
-    | dict.fromkeys("▋▊▉", "#")
-)
-
-
-PIPE_WIDTH = 120
-MIN_WIDTH = 20  # narrower, a table has no columns left
-
-
-class _Spelled:
-    """A text stream that spells out what its encoding lacks."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
-        self.encoding = str(getattr(stream, "encoding", None) or "ascii")
-
-    def write(self, text: str) -> int:
-        known = text.translate(_PLAIN).encode(self.encoding, "replace").decode(self.encoding)
-        return self.stream.write(known)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Rich would exit with 1, which says "it does not fit"."""
-        raise BrokenPipeError
-
-
-def make_console(stream: IO[str] | None = None) -> Console:
-    """A console that takes no text for markup. Colours, width: rich's rules (NO_COLOR, COLUMNS)."""
-    out: Any = stream or sys.stdout
-    encoding = (getattr(out, "encoding", None) or "utf-8").lower().replace("-", "")
-    if not encoding.startswith("utf"):
-        out = _Spelled(out)
-    # A pipe has no width; 80 would fold tables that a file or a pager could show whole.
-    piped = not out.isatty() and "COLUMNS" not in os.environ
-    width = PIPE_WIDTH if piped else None
-    console = _Console(file=out, markup=False, highlight=False, emoji=False, width=width)
-    console.width = max(console.width, MIN_WIDTH)
-    return console
-
-
-def line(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """One paragraph, wrapped at the console's width, every line of it indented."""
-    paragraph = Text(units.printable(text), style)
-    console.print(Padding(paragraph, (0, 0, 0, indent), expand=False) if indent else paragraph)
-
-
-def heading(console: Console, text: str) -> None:
-    console.print()
-    line(console, text, "bold")
-
-
-def columns(console: Console, *names: str, left: int = 1) -> Table:
-    """A table whose first `left` columns are text and whose others are numbers."""
-    table = Table(
-        box=box.SIMPLE_HEAD if console.is_terminal else None,
-        pad_edge=False,
-        # With a box its divider is one more space.
-        padding=(0, 1, 0, 0) if console.is_terminal else (0, 1),
-        show_edge=False,
-        header_style="dim",
-    )
-    for i, name in enumerate(names):
-        text = i < left
-        table.add_column(
-            cell(name),
-            justify="left" if text else "right",
-            no_wrap=not text,
-            overflow="fold",
-        )
-    return table
-
-
-def put(console: Console, table: Table) -> None:
-    """Print a table. Where the width is too small its numbers wrap: rich would cut them off."""
-    # Measured without a limit: a measurement never says more than the width it is given.
-    unlimited = console.options.update(width=1 << 16)
-    if Measurement.get(console, unlimited, table).maximum > console.width:
-        for column in table.columns:
-            column.no_wrap = False
-    console.print(table)
-
-
-def bar(fraction: float, width: int, style: str) -> Text:
-    """A bar of `width` characters at most, in eighths of one."""
-    eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return Text("█" * full + ("", *"▏▎▍▌▋▊▉")[rest], style)
-
-
-def cell(text: str, style: str = "") -> Text:
-    return Text(units.printable(text), style)
 
 
 def render(plan: Plan, console: Console) -> None:
@@ -269,7 +159,28 @@ def _remedies(plan: Plan, console: Console) -> None:
         line(console, f"{n}. {'; '.join(remedy.changes)}: peak {peak}", "bold", indent=2)
         line(console, LOSSES.get(remedy.loss, remedy.loss), indent=5)
         for engine, flags in remedy.flags.items():
-            line(console, f"{engine}: {flags}", "cyan", indent=5)
+            head, *block = copyable(plan, engine, flags)
+            verbatim(console, head, "cyan", indent=5)
+            for setting in block:
+                verbatim(console, setting, "cyan", indent=7)
+
+
+def copyable(plan: Plan, engine: str, flags: str) -> list[str]:
+    """A remedy's flags as lines to copy: one, or LLaMA-Factory's YAML under its name."""
+    if engine != "llama-factory":
+        return [f"{engine}: {flags}"]
+    settings = dict(f.split("=", 1) for f in flags.split() if "=" in f)
+    ordered = {"model_name_or_path": model_name(plan), **settings}
+    return ["llama-factory, YAML:", *(f"{k}: {v}" for k, v in ordered.items())]
+
+
+def model_name(plan: Plan) -> str:
+    """The model as other programs find it: its folder, its name on the Hub, or its own name."""
+    path = plan.checkpoint.path
+    preset = presets.find(plan.spec.name) if path is None else None
+    if path is not None:
+        return str(path if path.is_dir() else path.parent)
+    return preset.hub_id if preset else plan.spec.name
 
 
 def _where(plan: Plan, console: Console) -> None:
