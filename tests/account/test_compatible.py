@@ -32,8 +32,8 @@ LORA: dict[str, Any] = {"train": "lora"}
         ({"execution": "fused", "engine": "vllm"}, "--exec fused has no effect with --engine vllm"),
         ({"tile": 64}, "--tile without --exec tiled"),
         ({"ubatch": 64}, "--ubatch has no effect with --engine transformers"),
-        ({"tp": 2, **GGUF}, "llama.cpp splits by layers"),
-        ({"fsdp": 2, **GGUF}, "llama.cpp splits by layers"),
+        ({"tp": 2, **GGUF}, "splits a model by layers only"),
+        ({"fsdp": 2, **GGUF}, "splits a model by layers only"),
         ({"fsdp": 2, "engine": "vllm"}, "--fsdp 2 with --engine vllm"),
         ({"kv": "f16", **LORA}, "--kv is about inference"),
         ({"all_logits": True, **LORA}, "--all-logits is about inference"),
@@ -82,3 +82,10 @@ def test_llama_cpp_runs_the_gguf_its_converter_writes(smollm2_gguf: Path) -> Non
     assert plan(smollm2_gguf, quant="f16", engine="llama.cpp").label == "gguf:f16"
     with pytest.raises(UsageError, match=r"--engine llama\.cpp with mxfp4 weights"):
         plan("gpt-oss-20b", engine="llama.cpp")
+
+
+def test_tensor_parallel_with_llama_cpp_says_what_could_be() -> None:
+    with pytest.raises(UsageError) as e:
+        plan("smollm2-135m", quant="q4_0", tp=2)
+    assert (e.value.expected or "").endswith("divides by --tp 3 (up to 16 tried)")
+    assert e.value.remedy == "--pp 2, or --engine vllm --quant bf16 --tp N"

@@ -14,8 +14,14 @@ from dataclasses import fields
 
 from gateup.account.engines import KV_TYPES
 from gateup.account.options import COMPUTE_DTYPES, PlanOptions
-from gateup.account.workload import Engine, Workload
+from gateup.account.parallel import faults
+from gateup.account.workload import Engine, Parallel, Workload
 from gateup.errors import UsageError
+from gateup.model.quant.formats import stored_as
+from gateup.model.spec import ModelSpec
+
+# Tensor parallelism stays within a node; 16 is the largest in use.
+MAX_TP = 16
 
 # Engines whose prefill is cut into physical batches of --ubatch tokens.
 _CHUNKED = ("llama.cpp", "vllm")
@@ -40,7 +46,7 @@ def check_weights(engine: Engine, kind: str, label: str, training: bool) -> None
         )
 
 
-def check_run(options: PlanOptions, workload: Workload) -> None:
+def check_run(spec: ModelSpec, options: PlanOptions, workload: Workload) -> None:
     """Raise UsageError for options that do not go together, or that this run would pass over."""
     engine = workload.engine
     default = {f.name: f.default for f in fields(PlanOptions)}
@@ -68,7 +74,7 @@ def check_run(options: PlanOptions, workload: Workload) -> None:
     if engine == "vllm" and not workload.flash:
         raise UsageError("--no-flash with --engine vllm", expected="flash: it has nothing else")
     _check_cache(workload)
-    _check_split(workload)
+    _check_split(spec, workload)
 
 
 def _unused(option: str, engine: str, takers: Iterable[str], why: str) -> UsageError:
@@ -101,15 +107,33 @@ def _check_cache(workload: Workload) -> None:
         )
 
 
-def _check_split(workload: Workload) -> None:
+def _no_llamacpp_split(spec: ModelSpec, name: str, degree: int) -> UsageError:
+    """llama.cpp takes whole layers; where tp is meant, say which degrees another engine could."""
+    others = ""
+    if name == "tp":
+        degrees = tensor_parallel_degrees(spec)
+        listed = ", ".join(map(str, degrees)) or "1 alone"
+        others = f"; {spec.name} divides by --tp {listed} (up to {MAX_TP} tried)"
+    elsewhere = f", or --engine vllm --quant bf16 --{name} N" if name != "fsdp" else ""
+    return UsageError(
+        f"--{name} {degree} with --engine llama.cpp, which splits a model by layers only",
+        expected=f"--pp N for llama.cpp (-sm layer){others}",
+        remedy=f"--pp {degree}{elsewhere}",
+    )
+
+
+def tensor_parallel_degrees(spec: ModelSpec) -> list[int]:
+    """The degrees from 2 to MAX_TP that split the model's heads and widths."""
+    stored = stored_as(spec.rows, "bf16")
+    return [n for n in range(2, MAX_TP + 1) if not faults(spec, stored, Parallel(tp=n))]
+
+
+def _check_split(spec: ModelSpec, workload: Workload) -> None:
     parallel = workload.parallel
     if workload.engine == "llama.cpp":
         for name in ("tp", "ep", "fsdp"):
             if getattr(parallel, name) > 1:
-                raise UsageError(
-                    f"--{name} {getattr(parallel, name)} with --engine llama.cpp",
-                    expected="--pp: llama.cpp splits by layers (-sm layer)",
-                )
+                raise _no_llamacpp_split(spec, name, getattr(parallel, name))
     if workload.engine == "vllm" and parallel.fsdp > 1:
         raise UsageError(
             f"--fsdp {parallel.fsdp} with --engine vllm", expected="--tp, --pp or --ep"

@@ -190,7 +190,7 @@ def _scenario(
         parallel=options.parallel(),
     )
     check_weights(engine, _kind(checkpoint, fmt), label, options.train is not None)
-    check_run(options, workload)
+    check_run(spec, options, workload)
     stored = checkpoint.stored if fmt is None else None
     scenario = Scenario(
         spec,
