@@ -218,3 +218,15 @@ def test_tiles_shorten_what_passes() -> None:
         for w in (eager, tiled)
     ]
     assert passing[0].nbytes == 8 * passing[1].nbytes
+
+
+def test_the_loss_in_chunks_keeps_no_logits_of_all_tokens() -> None:
+    """Llama-3-8B at 8,192 tokens: ⌈128,256/4,096⌉ = 32 chunks of 256 tokens, 6 bytes a logit."""
+    lora = plan_for("llama-3-8b", Training("lora", loss="chunked"), ctx=8192)
+    assert total(lora, "logits and loss") == 256 * 128_256 * 6
+    odd = plan_for("llama-3-8b", Training("lora", loss="chunked"), ctx=8193)
+    assert total(odd, "logits and loss") == 512 * 128_256 * 6  # 257 tokens, to a power of two
+    full = plan_for("llama-3-8b", Training("full", loss="chunked"), ctx=8192)
+    assert total(full, "logits and loss") == 256 * 128_256 * 6 + 2 * 128_256 * 4096 * 2
+    short = plan_for("llama-3-8b", Training("lora", loss="chunked"), ctx=1)
+    assert total(short, "logits and loss") == 128_256 * 6

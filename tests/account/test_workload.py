@@ -49,3 +49,12 @@ def test_sizes_are_in_range(name: str, value: int) -> None:
 def test_rank_is_positive() -> None:
     with pytest.raises(UsageError, match="--rank is 0"):
         LoRA(rank=0)
+
+
+def test_the_kv_types_that_vllm_names() -> None:
+    assert [Workload(kv_type=t).kv_type for t in ("fp8", "fp8_e4m3", "fp8_e5m2", "q8_0")] == [
+        "f8_e4m3",
+        "f8_e4m3",
+        "f8_e5m2",
+        "q8_0",
+    ]

@@ -42,22 +42,53 @@ def _quant_vllm(fmt: str) -> str | None:
     for prefix, name in (
         ("nf4", "bitsandbytes"),
         ("fp8", "fp8"),
-        ("awq", "awq"),
-        ("gptq", "gptq"),
     ):
         if fmt == prefix or fmt.startswith(prefix + ":"):
             return f"--quantization {name}"
+    for prefix in ("awq", "gptq"):  # not made while loading: vLLM needs such a checkpoint
+        if fmt == prefix or fmt.startswith(prefix + ":"):
+            return f"MODEL-{prefix.upper()}"
     return {"bf16": "--dtype bfloat16", "f16": "--dtype float16", "f32": "--dtype float32"}.get(fmt)
 
 
 def _quant_factory(fmt: str) -> str | None:
     return {
         "nf4": "quantization_bit=4 double_quantization=false",
-        "nf4:double": "quantization_bit=4",
+        "nf4:double": "quantization_bit=4 double_quantization=true",
         "int8": "quantization_bit=8",
-        "bf16": "bf16=true",
-        "f16": "fp16=true",
+        "bf16": "",
+        "f16": "",
+        "f32": "",
     }.get(fmt)
+
+
+# pure_bf16 trains bf16 weights as they are; bf16 and fp16 are autocast, where LLaMA-Factory keeps
+# the weights that are trained in fp32 [source: hparams/finetuning_args.py, model/adapter.py].
+_PRECISION = {
+    "pure_bf16": "pure_bf16=true",
+    "bf16": "bf16=true",
+    "f16": "fp16=true",
+    "f32": "bf16=false",
+}
+
+ZERO3 = "examples/deepspeed/ds_z3_config.json"
+FSDP = "examples/accelerate/fsdp_config.yaml"
+
+
+def launch_factory(ranks: int, sharding: str, precision: str) -> str:
+    """The start of a LLaMA-Factory command line on several cards, run from its own folder.
+
+    sharding  "zero3" (DeepSpeed; refuses quantised weights and pure_bf16), else "fsdp"
+              (accelerate; 4-bit weights and nothing else quantised)
+              [source: hparams/parser.py, model/model_utils/quantization.py, launcher.py]
+    """
+    if sharding == "zero3":
+        return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} llamafactory-cli train RUN.yaml"
+    mixed = {"bf16": "bf16", "f16": "fp16"}.get(precision, "no")
+    return (
+        f"accelerate launch --config_file {FSDP} --num_processes {ranks} "
+        f"--mixed_precision {mixed} src/train.py RUN.yaml"
+    )
 
 
 def _targets_factory(targets: Any) -> str | None:
@@ -74,7 +105,7 @@ def _method_factory(method: str) -> str | None:
     return {
         "full": "finetuning_type=full",
         "lora": "finetuning_type=lora",
-        "qlora": "finetuning_type=lora quantization_bit=4",
+        "qlora": "finetuning_type=lora",
     }.get(method)
 
 
@@ -116,6 +147,8 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = {
         "batch": "per_device_train_batch_size={}",
         "accumulation": "gradient_accumulation_steps={}",
         "quant": _quant_factory,
+        "precision": _PRECISION.get,
+        "sharding": lambda v: f"deepspeed={ZERO3}" if v == "zero3" else "",
         "method": _method_factory,
         "rank": "lora_rank={}",
         "targets": _targets_factory,

@@ -234,7 +234,9 @@ def _passing_items(
         ),
     ]
     if rank.stage == rank.parallel.pp - 1:
-        items.append(MemoryItem("logits and loss", "logits", ("logits",), _loss(rank, workload, p)))
+        items.append(
+            MemoryItem("logits and loss", "logits", ("logits",), _loss(rank, workload, plan, p))
+        )
         items.append(_head_input(rank, workload, p))
     return items
 
@@ -258,12 +260,34 @@ def _mlp_backward(rank: Rank, workload: Workload, plan: Training, p: Precision) 
     )
 
 
-def _loss(rank: Rank, workload: Workload, p: Precision) -> Figure:
+def _chunked_loss(rank: Rank, tokens: int, p: Precision) -> Figure:
+    """Liger's fused linear cross entropy: logits of one chunk of tokens at a time, counted in the
+    compute dtype and in fp32; a trained head adds its gradient and one chunk's share of it, V·H
+    each. The gradient of the hidden states is counted with them.
+    """
+    V, H, b = rank.local.vocab_size, rank.spec.hidden_size, p.compute
+    part = -(-tokens // -(-V // H))
+    chunk = min(tokens, 1 << (part - 1).bit_length())
+    head = 2 * V * H * b if p.trained else 0
+    return Figure(
+        chunk * V * (b + 4) + head,
+        "B",
+        "estimate",
+        "chunk·V·(b + 4)" + (" + 2·V·H·b" if head else ""),
+        f"{chunk}·{V}·({b} + 4)" + (f" + 2·{V}·{H}·{b}" if head else ""),
+        "Liger's fused linear cross entropy, read not measured: chunk = the power of two from "
+        "T/⌈V/H⌉ up, and no T·V logits",
+    )
+
+
+def _loss(rank: Rank, workload: Workload, plan: Training, p: Precision) -> Figure:
     """Per logit: the model's output (b), log-softmax kept for backward (4), its gradient (4) and
     the gradient of the fp32 logits (4): 14 bytes in bf16. A loop that drops the output before
     backward needs b less.
     """
     T, V, b = workload.batch * workload.ctx, rank.local.vocab_size, p.compute
+    if plan.loss == "chunked":
+        return _chunked_loss(rank, T, p)
     each = b + 12
     return Figure(
         T * V * each,

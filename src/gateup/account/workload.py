@@ -13,6 +13,10 @@ Save = Literal["hf", "all", "gate_up", "input"]
 Method = Literal["full", "lora", "qlora"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd"]
 Checkpointing = Literal["none", "layer"]
+Loss = Literal["full", "chunked"]
+
+# vLLM's own names of the KV cache's formats.
+KV_ALIASES = {"fp8": "f8_e4m3", "fp8_e4m3": "f8_e4m3", "fp8_e5m2": "f8_e5m2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class Training:
     autocast       compute in the low dtype; fp32 weights (and adapters) get cast copies
     grad_dtype     of gradients; None: the trained parameters' own
     accumulation   micro-batches per step; above 1, gradients outlive each backward pass
+    loss           "full": all logits at once; "chunked": the head and the loss over chunks of
+                   tokens (Liger's fused linear cross entropy), so that no T×V logits exist
     """
 
     method: Method = "lora"
@@ -90,6 +96,7 @@ class Training:
     autocast: bool = False
     grad_dtype: str | None = None
     accumulation: int = 1
+    loss: Loss = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class Workload:
     per data-parallel rank.
 
     compute_dtype  dtype of activations
-    kv_type        format of the KV cache ("f16", "bf16", "q8_0", ...)
+    kv_type        format of the KV cache ("f16", "bf16", "q8_0", ...); "fp8" is f8_e4m3
     ubatch         tokens per physical batch in llama.cpp (n_ubatch), or the prefill chunk
     execution      how the MLP runs: "eager" (framework), "fused" (act⊙up in one), "tiled"
     tile           tokens per tile when execution is "tiled"
@@ -120,6 +127,7 @@ class Workload:
     parallel: Parallel = Parallel()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_type", KV_ALIASES.get(self.kv_type, self.kv_type))
         for name in ("ctx", "batch", "ubatch", "tile"):
             value = getattr(self, name)
             if not 1 <= value <= 1 << 40:
