@@ -13,7 +13,7 @@ from typing import Any
 
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.search import LOSSES, Axis, Option
-from gateup.account.workload import Parallel, Training
+from gateup.account.workload import Parallel
 from gateup.errors import GateupError
 from gateup.model import presets
 from gateup.model.quant import mix
@@ -22,11 +22,12 @@ from gateup.model.spec import ModelSpec
 NONE, TINY, SOME, HARDWARE, CAPABILITY = range(len(LOSSES))
 
 # (format, loss, cost) from the largest down
-GGUF_LADDER = (
+GGUF_LADDER: tuple[tuple[str, int, float], ...] = (
     ("q8_0", TINY, 1),
     ("q6_k", TINY, 2),
     ("q5_k_m", TINY, 3),
     ("q4_k_m", SOME, 4),
+    ("q4_k_s", SOME, 4.5),
     ("iq4_xs", SOME, 5),
     ("q3_k_m", SOME, 8),
     ("q2_k", SOME, 16),
@@ -41,17 +42,15 @@ KV_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
 }
 
 
-def axes_of(scenario: Scenario) -> list[Axis]:
-    """The axes on which this scenario can be changed, in the order changes are made."""
-    makers = TRAINING_AXES if scenario.workload.training is not None else INFERENCE_AXES
-    return [axis for make in makers if (axis := make(scenario)) is not None and axis.options]
+# More of the layers than this on the host, and the run is slow enough to rank with lost quality.
+SLOW_SHARE = 0.1
 
 
 def _set(**changes: Any) -> Callable[[Scenario], Scenario]:
     return lambda s: s.with_(**changes)
 
 
-def _train(**changes: Any) -> Callable[[Scenario], Scenario]:
+def train(**changes: Any) -> Callable[[Scenario], Scenario]:
     def apply(s: Scenario) -> Scenario:
         assert s.workload.training is not None
         return s.with_(training=replace(s.workload.training, **changes))
@@ -67,7 +66,9 @@ def _weights(s: Scenario) -> Axis | None:
     now, options, label = sum(t.nbytes for t in s.stored), [], s.fmt or "the file's format"
     for fmt, loss, cost in ladder:
         if _smaller(s.spec, fmt, now):
-            text = f"weights in {fmt} instead of {label}" + _stacked(s, fmt)
+            text = f"weights in {fmt} instead of {label}" + stacked_note(s, fmt)
+            if fmt.startswith("awq"):
+                text += " (takes a checkpoint quantised so: MODEL-AWQ)"
             options.append(Option(text, _set(fmt=fmt), loss, cost, 0.0))
     return Axis("weights", tuple(options))
 
@@ -80,36 +81,46 @@ def _smaller(spec: ModelSpec, fmt: str, nbytes: int) -> bool:
         return False
 
 
-def _stacked(s: Scenario, fmt: str) -> str:
+def stacked_note(s: Scenario, fmt: str) -> str:
     """bitsandbytes converts linear layers; transformers 5 holds experts as stacked parameters."""
     if fmt in ("int8", "nf4") and any(r.experts for r in s.spec.rows):
         return " (experts too: transformers 4, where each is a linear layer)"
     return ""
 
 
-def _to_llama_cpp(s: Scenario, fmt: str) -> Callable[[Scenario], Scenario]:
+def _to_llama_cpp(s: Scenario, fmt: str, kv: str = "f16") -> Callable[[Scenario], Scenario]:
     parallel = Parallel(pp=s.device.count if s.device else 1)
-    return _set(fmt=fmt, engine="llama.cpp", kv_type="f16", parallel=parallel)
+    return _set(fmt=fmt, engine="llama.cpp", kv_type=kv, flash=True, parallel=parallel)
 
 
 def _engine(s: Scenario) -> Axis | None:
     """A GGUF in llama.cpp instead of transformers."""
+    return _gguf(s, "engine", "f16", "")
+
+
+def _engine_and_kv(s: Scenario) -> Axis | None:
+    """The same with the KV cache in q8_0."""
+    return _gguf(s, "engine, kv", "q8_0", ", KV cache in q8_0")
+
+
+def _gguf(s: Scenario, name: str, kv: str, and_so: str) -> Axis | None:
     if s.workload.engine != "transformers":
         return None
-    now = sum(t.nbytes for t in s.stored)
+    now, more = sum(t.nbytes for t in s.stored), 1 if and_so else 0
     return Axis(
-        "engine",
+        name,
         tuple(
             Option(
-                f"a {fmt} GGUF in llama.cpp instead of transformers",
-                _to_llama_cpp(s, fmt),
-                loss,
-                cost + 0.5,
+                f"a {fmt} GGUF in llama.cpp instead of transformers{and_so}",
+                _to_llama_cpp(s, fmt, kv),
+                max(loss, TINY),
+                cost + 0.5 + more,
             )
             for fmt, loss, cost in GGUF_LADDER
             if _smaller(s.spec, fmt, now)
         ),
         alone=True,
+        keep=True,
     )
 
 
@@ -140,6 +151,7 @@ def _engine_and_host(s: Scenario) -> Axis | None:
             cost + 0.5,
             option.slow,
             step,
+            option.place,
         )
 
     return Axis("engine, host", tuple(at(o.step) for o in inner.options), at, alone=True)
@@ -168,8 +180,8 @@ def _kv(s: Scenario) -> Axis | None:
 def _ubatch(s: Scenario) -> Axis | None:
     if s.workload.engine not in ("llama.cpp", "vllm"):
         return None
-    floor = max(64, s.workload.batch)
-    sizes = [u for u in (1024, 512, 256, 128, 64) if floor <= u < s.workload.ubatch]
+    floor = max(64 if s.workload.engine == "llama.cpp" else 512, s.workload.batch)
+    sizes = [u for u in (2048, 1024, 512, 256, 128, 64) if floor <= u < s.workload.ubatch]
     return Axis(
         "ubatch",
         tuple(
@@ -185,7 +197,7 @@ def _ubatch(s: Scenario) -> Axis | None:
     )
 
 
-def _execution(s: Scenario) -> Axis | None:
+def execution_axis(s: Scenario) -> Axis | None:
     """The MLP over tiles of tokens: our own execution."""
     work = s.workload
     if work.engine not in ("transformers", "gateup"):
@@ -204,7 +216,7 @@ def _execution(s: Scenario) -> Axis | None:
     )
 
 
-def _batch(s: Scenario) -> Axis | None:
+def batch_axis(s: Scenario) -> Axis | None:
     """Fewer sequences at once; training makes up for it by accumulating gradients."""
     batch, n = s.workload.batch, s.workload.batch // 2
     training = s.workload.training
@@ -224,7 +236,7 @@ def _batch(s: Scenario) -> Axis | None:
 def _batch_set(batch: int, accumulation: int | None = None) -> Callable[[Scenario], Scenario]:
     def apply(s: Scenario) -> Scenario:
         if accumulation is not None:
-            s = _train(accumulation=accumulation)(s)
+            s = train(accumulation=accumulation)(s)
         return s.with_(batch=batch)
 
     return apply
@@ -240,12 +252,14 @@ def _layers(s: Scenario) -> Axis | None:
     def at(step: int) -> Option:
         left = now - step
         return Option(
-            f"{left} of {n + 1} layers on the device (output included), the rest with the host",
+            f"{left} of {n + 1} layers on the device (output included); slower: {n + 1 - left} "
+            "run on the host",
             _set(gpu_layers=left),
             NONE,
             0,
             4 + 10 * step / (n + 1),
             step,
+            SOME if n + 1 - left >= SLOW_SHARE * (n + 1) else None,
         )
 
     last = now - 1 - s.workload.parallel.pp
@@ -262,7 +276,7 @@ def _experts(s: Scenario) -> Axis | None:
     def at(step: int) -> Option:
         count = s.cpu_moe_layers + step
         return Option(
-            f"experts of the first {count} of {n} layers with the host",
+            f"experts of the first {count} of {n} layers with the host; slower: they run there",
             _set(cpu_moe_layers=count),
             NONE,
             0,
@@ -275,7 +289,7 @@ def _experts(s: Scenario) -> Axis | None:
     return Axis("experts", tuple(at(k) for k in steps if k > 0), at, rival="host")
 
 
-def _context(s: Scenario) -> Axis | None:
+def context_axis(s: Scenario) -> Axis | None:
     """A shorter context, by halves, then to the longest multiple of 256 that fits."""
     now = s.workload.ctx
     unit = 256 if now > 512 else 1
@@ -300,7 +314,7 @@ def _context(s: Scenario) -> Axis | None:
     return Axis("context", tuple(at(k) for k in steps), at)
 
 
-def _devices(s: Scenario) -> Axis | None:
+def devices_axis(s: Scenario) -> Axis | None:
     """Twice, four and eight times as many of the same cards."""
     device = s.device
     if device is None or device.kind != "gpu":
@@ -338,7 +352,7 @@ def _devices(s: Scenario) -> Axis | None:
     )
 
 
-def _sibling(s: Scenario) -> Axis | None:
+def sibling_axis(s: Scenario) -> Axis | None:
     """A smaller model of the same line: same architecture, vocabulary within 1% (padding)."""
     smaller: list[tuple[int, str, ModelSpec]] = []
     config = s.spec.config
@@ -357,7 +371,9 @@ def _sibling(s: Scenario) -> Axis | None:
     def swap(spec: ModelSpec) -> Callable[[Scenario], Scenario]:
         def apply(x: Scenario) -> Scenario:
             there = x.with_(spec=spec, gpu_layers=None, cpu_moe_layers=0, adapter=None)
-            return _lora_set(modules=())(there) if there.workload.training else there
+            if there.workload.training is None:
+                return there
+            return train(lora=replace(there.workload.training.lora, modules=()))(there)
 
         return apply
 
@@ -377,124 +393,18 @@ def _sibling(s: Scenario) -> Axis | None:
     )
 
 
-def _training(s: Scenario) -> Training:
-    assert s.workload.training is not None
-    return s.workload.training
-
-
-def _checkpointing(s: Scenario) -> Axis | None:
-    if _training(s).checkpointing != "none":
-        return None
-    how = _train(checkpointing="layer")
-    text = "checkpointing: keep each layer's input, compute the rest again"
-    return Axis("checkpointing", (Option(text, how, NONE, 0, 3),))
-
-
-def _save(s: Scenario) -> Axis | None:
-    """What the MLP keeps for backward; transformers by itself can be given fused act⊙up (Liger)."""
-    modes = ("hf", "all", "gate_up", "input")
-    last = 2 if s.workload.engine == "transformers" else len(modes)
-    texts = {
-        "all": "fused act⊙up: the MLP keeps x, gate, up and their product",
-        "gate_up": "the MLP keeps x, gate and up only",
-        "input": "the MLP keeps x only",
-    }
-    now = modes.index(_training(s).save)
-    return Axis(
-        "save",
-        tuple(
-            Option(texts[m], _train(save=m), NONE, 0, (0.1, 0.3, 1.2)[modes.index(m) - 1])
-            for m in modes[now + 1 : last]
-        ),
-    )
-
-
-def _optimizer(s: Scenario) -> Axis | None:
-    if _training(s).optimizer != "adamw":
-        return None
-    how = _train(optimizer="adamw8bit")
-    return Axis("optimizer", (Option("8-bit AdamW instead of AdamW", how, TINY, 1),))
-
-
-def _qlora(s: Scenario) -> Axis | None:
-    if _training(s).method != "lora":
-        return None
-
-    def apply(x: Scenario) -> Scenario:
-        return _train(method="qlora")(x).with_(fmt="nf4")
-
-    text = "QLoRA: the frozen weights in nf4" + _stacked(s, "nf4")
-    return Axis("qlora", (Option(text, apply, TINY, 2, 1.5),))
-
-
-def _lora(s: Scenario) -> Axis | None:
-    """Full training given up for LoRA."""
-    if _training(s).method != "full":
-        return None
-
-    def qlora(x: Scenario) -> Scenario:
-        return _train(method="qlora", autocast=False)(x).with_(fmt="nf4")
-
-    return Axis(
-        "method",
-        (
-            Option("LoRA instead of full training", _train(method="lora"), SOME, 5),
-            Option("QLoRA instead of full training", qlora, SOME, 6, 1.5),
-        ),
-    )
-
-
-def _rank(s: Scenario) -> Axis | None:
-    lora = _training(s).lora
-    if _training(s).method == "full" or lora.modules:  # an adapter that is there keeps its rank
-        return None
-    options = []
-    for i, rank in enumerate(r for r in (64, 32, 16, 8, 4) if r < lora.rank):
-        text = f"rank {rank} instead of {lora.rank}"
-        options.append(Option(text, _lora_set(rank=rank), SOME, 3 + i))
-    return Axis("rank", tuple(options))
-
-
-def _lora_set(**changes: Any) -> Callable[[Scenario], Scenario]:
-    def apply(s: Scenario) -> Scenario:
-        return _train(lora=replace(_training(s).lora, **changes))(s)
-
-    return apply
-
-
-def _targets(s: Scenario) -> Axis | None:
-    lora = _training(s).lora
-    if _training(s).method == "full" or lora.modules or lora.targets != ("all",):
-        return None
-    text = "LoRA on attention only instead of all linear layers"
-    return Axis("targets", (Option(text, _lora_set(targets=("attention",)), SOME, 7),))
-
-
 INFERENCE_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
     _weights,
     _engine,
+    _engine_and_kv,
     _engine_and_host,
     _kv,
     _ubatch,
-    _execution,
-    _batch,
+    execution_axis,
+    batch_axis,
     _layers,
     _experts,
-    _context,
-    _devices,
-    _sibling,
-)
-TRAINING_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
-    _lora,
-    _qlora,
-    _checkpointing,
-    _save,
-    _execution,
-    _optimizer,
-    _batch,
-    _rank,
-    _targets,
-    _context,
-    _devices,
-    _sibling,
+    context_axis,
+    devices_axis,
+    sibling_axis,
 )

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateup.account import engines
-from gateup.account.axes import axes_of
 from gateup.account.scenario import Scenario
 from gateup.account.search import LOSSES, Found, Search
+from gateup.account.training_axes import axes_of, free_options
 from gateup.model import presets
+from gateup.model.quant import mix
 
 LIMIT = 8
+
+# Losses of changes that are still offered where those that lose nothing suffice: devices have
+# more speed to give, and so has a trace of quality; a shorter context or a lower rank has nothing.
+_OFFERED = frozenset({"none", "tiny", "hardware"})
 
 
 @dataclass(frozen=True)
@@ -39,33 +44,49 @@ def find_remedies(
     scenario: Scenario, capacity: int, limit: int = LIMIT
 ) -> tuple[tuple[Remedy, ...], int]:
     """(remedies, the cheapest first; the smallest peak seen). The scenario does not fit."""
-    search = Search(scenario, capacity, axes_of(scenario))
+    axes = axes_of(scenario)
+    free = free_options(scenario)
+    start = scenario
+    for option in free:
+        start = option.apply(start)
+    if not free or start.memory().peak <= capacity:
+        if free:  # nothing that a user would miss need be given up
+            axes = [a for a in axes if all(LOSSES[o.loss] in _OFFERED for o in a.options)]
+        search = Search(scenario, capacity, axes)
+        return tuple(_remedy(scenario, f) for f in search.run(limit)), search.smallest
+    search = Search(start, capacity, axes_of(start))
     found = search.run(limit)
-    return tuple(_remedy(scenario, f) for f in found), search.smallest
+    labels = tuple(o.label for o in free)
+    return tuple(_remedy(scenario, f, labels) for f in found), search.smallest
 
 
-def _remedy(before: Scenario, found: Found) -> Remedy:
+def _remedy(before: Scenario, found: Found, first: tuple[str, ...] = ()) -> Remedy:
     return Remedy(
-        changes=tuple(o.label for _, o in found.choice),
+        changes=(*first, *(o.label for _, o in found.choice)),
         scenario=found.scenario,
         peak=found.plan.peak,
         flags=flags_of(before, found.scenario),
-        loss=LOSSES[found.price[0]],
+        loss=LOSSES[max((o.loss for _, o in found.choice), default=0)],
         phase=found.plan.peak_phase,
         host=int(found.scenario.host().value),
     )
 
 
-def flags_of(before: Scenario, after: Scenario) -> dict[str, str]:
-    """By engine, the flags of the run `after`; weights are named where their format changed."""
+def flags_of(before: Scenario, after: Scenario, whole: bool = False) -> dict[str, str]:
+    """By engine, the flags of the run `after`; weights are named where their format changed, or
+    with `whole`. Nothing for a run that the engine cannot do.
+    """
     engine = "llama-factory" if after.workload.training is not None else after.workload.engine
     options = {"llama.cpp": _llamacpp, "vllm": _vllm, "llama-factory": _factory}.get(engine)
     out: dict[str, str] = {}
     if options is not None:
         wanted = options(before, after)
+        if whole and engine != "llama-factory":
+            wanted = {**_stored(after), **wanted}
         kept = {k: v for k, v in wanted.items() if engines.supports(engine, k, v)}
-        flags = engines.flags(engine, **kept)
-        out[engine] = flags if after.spec is before.spec else _named(engine, flags, after)
+        flags = engines.flags(engine, **kept) if wanted else ""
+        flags = flags if after.spec is before.spec else _named(engine, flags, after)
+        out[engine] = f"{_launch(wanted, after)} {flags}".strip() if wanted else ""
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
     ours = _gateup(before, after)
@@ -79,7 +100,7 @@ def _named(engine: str, flags: str, after: Scenario) -> str:
     preset = presets.find(after.spec.name)
     hub = preset.hub_id if preset else after.spec.name
     if engine == "vllm":
-        return f"{hub} {flags}"
+        return flags.replace("MODEL-", f"{hub}-") if "MODEL-" in flags else f"{hub} {flags}"
     if engine == "llama-factory":
         return f"model_name_or_path={hub} {flags}"
     return flags.replace("MODEL-", f"{after.spec.name}-")
@@ -88,6 +109,18 @@ def _named(engine: str, flags: str, after: Scenario) -> str:
 def _quant(before: Scenario, after: Scenario) -> dict[str, Any]:
     same = after.fmt == before.fmt and after.spec is before.spec
     return {} if same or not after.fmt else {"quant": after.fmt}
+
+
+def _stored(s: Scenario) -> dict[str, Any]:
+    """The weights a whole command line names: a GGUF's file, or the dtype."""
+    return {"quant": s.fmt} if s.fmt and mix.kind_of(s.fmt) != "hf" else {}
+
+
+def _launch(wanted: Mapping[str, Any], after: Scenario) -> str:
+    if "sharding" not in wanted:
+        return ""
+    ranks = after.workload.parallel.fsdp
+    return engines.launch_factory(ranks, wanted["sharding"], wanted["precision"])
 
 
 def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
@@ -123,20 +156,46 @@ def _vllm(before: Scenario, after: Scenario) -> dict[str, Any]:
     return out
 
 
-def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
-    work, out = after.workload, _quant(before, after)
-    training = after.workload.training
+def _precision(after: Scenario) -> str | None:
+    """LLaMA-Factory's precision for the run; None: it cannot keep the weights so."""
+    training, compute = after.workload.training, after.workload.compute_dtype
     assert training is not None
-    out |= {"ctx": work.ctx, "batch": work.batch}
+    if training.method != "full":
+        return compute
+    weights = after.fmt or next((t.type for t in after.stored if t.row and t.row.matmul), "")
+    if training.autocast:
+        return compute if weights == "f32" else None
+    return {"bf16": "pure_bf16", "f32": "f32"}.get(weights)
+
+
+def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
+    """Empty where LLaMA-Factory cannot do the run: f16 weights trained whole, a split by tensor
+    or stage, an MLP that runs or saves as only gateup's own does.
+    """
+    work, training, precision = after.workload, after.workload.training, _precision(after)
+    assert training is not None
+    parallel = work.parallel
+    if precision is None or parallel.world != parallel.fsdp:
+        return {}
+    if work.execution == "tiled" or training.save in ("gate_up", "input"):  # gateup's own
+        return {}
+    out: dict[str, Any] = {"quant": after.fmt} if after.fmt else {}
+    if not engines.supports("llama-factory", "quant", after.fmt or "bf16"):
+        return {}
+    if parallel.fsdp > 1:
+        quantised = training.method == "qlora" or (after.fmt or "").startswith(("nf4", "int8"))
+        if after.fmt == "int8":  # neither ZeRO-3 nor FSDP takes it
+            return {}
+        plain = training.method == "lora" and not quantised
+        out["sharding"] = "zero3" if plain else "fsdp"
+    out |= {"precision": precision, "ctx": work.ctx, "batch": work.batch}
     if training.accumulation > 1:
         out["accumulation"] = training.accumulation
     out["method"] = training.method
-    if training.method == "qlora":
-        out.pop("quant", None)  # the method says it
     if training.method != "full":
         out |= {"rank": training.lora.rank, "targets": training.lora.targets}
     out |= {"optimizer": training.optimizer, "checkpointing": training.checkpointing}
-    if training.save == "all":
+    if training.save == "all" or training.loss == "chunked":
         out["execution"] = "fused"
     return out
 

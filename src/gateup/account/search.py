@@ -5,9 +5,10 @@ much they save. Every option is first tried alone. From its bytes by phase and g
 peak is foretold (a group's bytes are products, so factors multiply within it), and what is foretold
 to fit is then computed in full: nothing is returned that was not.
 
-Order: the worst loss of any part first (`LOSSES`), then the sum of the parts' costs, then of
-their slowdowns, then the number of changes. A combination that contains a fitting one is left out,
-and of those on the same axes the cheapest stands for all.
+Order: the worst loss of any part first (`LOSSES`; much of the model on the host ranks with "some"),
+then the sum of the parts' costs and slowdowns, then the number of changes. A combination that
+contains a fitting one is left out, and of those on the same axes, give or take a smaller physical
+batch, the cheapest stands for all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ENOUGH = 4
 # memory() calls a search may make: 0.5 to 4 ms each (Llama-3-8B to DeepSeek-V3).
 BUDGET = 200
 
-Price = tuple[int, float, float, int]
+Price = tuple[int, float, int]
 Profile = dict[tuple[str, str], int]
 
 
@@ -39,6 +40,8 @@ class Option:
     """One change. loss: index of LOSSES; cost ranks within it; slow ranks the speed it takes.
 
     step  how far a numeric axis has gone (0 is unchanged)
+    place the loss it is ranked with; None: its own. What is slow is no better than what loses
+          some quality.
     """
 
     label: str
@@ -47,6 +50,7 @@ class Option:
     cost: float = 0.0
     slow: float = 0.0
     step: int = 0
+    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Axis:
     at     numeric axes: the option at any step, so that the least that fits can be found
     alone  not combined with others (a sibling model)
     rival  axes of the same rival are not combined: they do the same thing
+    keep   one answer of such an axis is shown, however many are cheaper
     """
 
     name: str
@@ -63,6 +68,7 @@ class Axis:
     at: Callable[[int], Option] | None = None
     alone: bool = False
     rival: str = ""
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,8 @@ class Found:
 
 def price(options: Sequence[Option]) -> Price:
     return (
-        max((o.loss for o in options), default=0),
-        sum(o.cost for o in options),
-        sum(o.slow for o in options),
+        max((o.loss if o.place is None else max(o.loss, o.place) for o in options), default=0),
+        sum(o.cost + o.slow for o in options),
         len(options),
     )
 
@@ -136,7 +141,26 @@ class Search:
                 self._combine(size, limit)
         if not self.found:
             self._everything()
-        return sorted(self.found, key=lambda f: f.price)[:limit]
+        return self._chosen(limit)
+
+    def _chosen(self, limit: int) -> list[Found]:
+        """One of each set of axes, fewest changes first within a loss; none that changes more than
+        a cheaper one does. The best on an axis to `keep` is never cut off.
+        """
+        by_axes: dict[frozenset[str], Found] = {}
+        for found in sorted(self.found, key=lambda f: (f.price[0], f.price[2], f.price[1])):
+            names = frozenset(a.name for a, _ in found.choice)
+            by_axes.setdefault(names - {"ubatch"} or names, found)
+        out: dict[frozenset[str], Found] = {}
+        for names, found in sorted(by_axes.items(), key=lambda x: x[1].price):
+            if not any(cheaper <= names for cheaper in out):
+                out[names] = found
+        chosen = list(out.values())
+        best, rest = chosen[:limit], chosen[limit:]
+        kept = next((f for f in rest if any(a.keep for a, _ in f.choice)), None)
+        if kept is not None and not any(a.keep for f in best for a, _ in f.choice):
+            best[-1] = kept
+        return best
 
     def _evaluate(
         self, choice: Sequence[tuple[Axis, Option]]
