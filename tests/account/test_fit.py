@@ -38,10 +38,12 @@ def test_llama_3_8b_at_32k_on_8_gb() -> None:
     assert v.capacity == 8 * GIB - GIB // 2
     assert (v.phase, v.group) == ("compute", "weights")
     assert v.max_context == 8192
-    note = "max_position_embeddings 8,192 limits the context; memory holds "
-    assert v.notes[0] == "8 GB card = 8 GiB (8,589,934,592 bytes)"
-    assert v.notes[1].startswith(note)
-    held = int(v.notes[1].removeprefix(note).removesuffix(" tokens").replace(",", ""))
+    held = v.held_context
+    assert (v.model_context, v.held_more, v.flags) == (8192, False, {})
+    assert v.notes == (
+        "8 GB card = 8 GiB (8,589,934,592 bytes)",
+        f"context per sequence: memory holds {held:,} tokens; the model was made for 8,192",
+    )
     assert s.with_(ctx=held).memory().peak <= v.capacity < s.with_(ctx=held + 1).memory().peak
     assert v.host.value == 128256 * 4096 * 144 // 256
     assert v.remedies
@@ -53,6 +55,12 @@ def test_what_fits_needs_no_remedy() -> None:
     assert v.fits
     assert v.remedies == ()
     assert v.peak <= v.capacity
+    assert v.flags == {"llama.cpp": "-m MODEL-Q4_K_M.gguf -c 8192 -ngl 33"}
+    v = fit(question("llama-3-8b", "bf16", "24GB", "vllm", ctx=8192, ubatch=2048))
+    assert v.flags == {
+        "vllm": "--dtype bfloat16 --max-model-len 8192 --max-num-seqs 1 "
+        "--max-num-batched-tokens 2048 --gpu-memory-utilization 0.95"
+    }
 
 
 def test_at_the_very_edge() -> None:
@@ -116,10 +124,8 @@ def test_nothing_fits_and_the_smallest_is_named() -> None:
     assert (v.fits, v.remedies, v.max_context) == (False, (), 0)
     assert v.smallest is not None
     assert v.capacity < v.smallest < v.peak
-    assert v.notes[1:] == (
-        "not even one token of context fits",
-        f"nothing tried fits; the smallest peak found is {v.smallest:,} bytes",
-    )
+    assert v.held_context == 0  # which the report says, so no note does
+    assert v.notes[1:] == (f"nothing tried fits; the smallest peak found is {v.smallest:,} bytes",)
 
 
 def test_no_device_is_refused() -> None:
@@ -140,7 +146,7 @@ def test_the_longest_context_is_the_longest(
 ) -> None:
     fmt = "q4_k_m" if engine == "llama.cpp" else "bf16"
     s = question(name, fmt, None, engine, batch=batch)
-    longest, notes = max_context(s, capacity)
+    longest, held, more, notes = max_context(s, capacity)
     limit = s.spec.max_position_embeddings
     assert limit is not None
     assert 0 <= longest <= limit
@@ -148,27 +154,31 @@ def test_the_longest_context_is_the_longest(
         assert s.with_(ctx=longest).memory().peak <= capacity
     if longest < limit:
         assert s.with_(ctx=longest + 1).memory().peak > capacity
-    else:
-        assert notes
+    assert longest == min(held, limit)
+    assert more == (s.with_(ctx=limit).memory().peak <= capacity)
+    assert len(notes) == (held > 0)
 
 
 def test_without_a_limit_in_the_config() -> None:
     s = question("llama-3-8b", "q4_k_m", None, "llama.cpp")
     s = dataclasses.replace(s, spec=dataclasses.replace(s.spec, max_position_embeddings=None))
-    longest, notes = max_context(s, 8 * GIB)
+    longest, held, more, notes = max_context(s, 8 * GIB)
     assert s.with_(ctx=longest).memory().peak <= 8 * GIB < s.with_(ctx=longest + 1).memory().peak
-    assert notes == ()
-    longest, notes = max_context(s, 10**15)
-    assert longest == 1 << 30
-    assert notes == ("memory holds 1,073,741,824 tokens and more; the config states no limit",)
+    assert (held, more) == (longest, False)
+    assert notes == (
+        f"context per sequence: memory holds {held:,} tokens; the config states no limit",
+    )
+    longest, held, more, notes = max_context(s, 10**15)
+    assert (longest, held, more) == (1 << 30, 1 << 30, True)
+    assert "memory holds at least 1,073,741,824 tokens" in notes[0]
 
 
 def test_a_context_past_the_models_own() -> None:
     s = question("llama-3-8b", "q4_k_m", None, "llama.cpp", ctx=100_000)
-    longest, notes = max_context(s, 10**15)
-    assert longest == 8192
+    longest, held, more, notes = max_context(s, 10**15)
+    assert (longest, held, more) == (8192, 100_000, True)
     assert notes == (
-        "max_position_embeddings 8,192 limits the context; memory holds at least 100,000 tokens",
+        "context per sequence: memory holds at least 100,000 tokens; the model was made for 8,192",
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gateup.account.figure import Figure
-from gateup.account.remedies import Remedy, find_remedies
+from gateup.account.remedies import Remedy, find_remedies, flags_of
 from gateup.account.roofline import roofline
 from gateup.account.scenario import Scenario
 from gateup.account.search import nearest
@@ -26,6 +27,9 @@ class Verdict:
     phase        the moment ("mlp", "logits", "compute", ...); `group` is what fills it most
                  ("weights", "kv", "mlp", "attention", "logits", ...)
     max_context  tokens per sequence that fit as stated, at most max_position_embeddings; 0: none
+    held_context tokens per sequence that memory holds; held_more: and more
+    model_context what the model was made for (max_position_embeddings); None: not stated
+    flags        by engine, what sets this run, where it fits
     remedies     what would make it fit, the cheapest first; empty where it fits
     smallest     the smallest peak found when nothing fits; else None
     host         bytes llama.cpp keeps in host memory besides
@@ -45,6 +49,10 @@ class Verdict:
     scenario: Scenario
     smallest: int | None = None
     notes: tuple[str, ...] = ()
+    held_context: int = 0
+    held_more: bool = False
+    model_context: int | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def fit(scenario: Scenario) -> Verdict:
@@ -59,7 +67,7 @@ def fit(scenario: Scenario) -> Verdict:
     assert device is not None  # spread keeps it
     plan, capacity = scenario.memory(), device.capacity(engine)
     fits = plan.peak <= capacity
-    longest, notes = max_context(scenario, capacity)
+    longest, held, more, notes = max_context(scenario, capacity)
     notes = (*((device.note,) if device.note else ()), *notes)
     remedies: tuple[Remedy, ...] = ()
     smallest = None
@@ -75,6 +83,10 @@ def fit(scenario: Scenario) -> Verdict:
         capacity=capacity,
         phase=plan.peak_phase,
         max_context=longest,
+        held_context=held,
+        held_more=more,
+        model_context=scenario.spec.max_position_embeddings,
+        flags=flags_of(scenario, scenario, whole=True) if fits else {},
         remedies=remedies,
         group=max(groups, key=lambda g: groups[g], default="weights"),
         reserve=device.reserve(engine),
@@ -85,29 +97,23 @@ def fit(scenario: Scenario) -> Verdict:
     )
 
 
-def max_context(scenario: Scenario, capacity: int) -> tuple[int, tuple[str, ...]]:
-    """The largest ctx that fits as stated, and what to say about it.
+def max_context(scenario: Scenario, capacity: int) -> tuple[int, int, bool, tuple[str, ...]]:
+    """(the largest ctx that fits and that the model was made for, what memory alone holds, whether
+    it may hold more, what to say about them).
 
-    Memory never falls as the context grows, so a bisection finds it. The model's own limit caps
-    it; a note says what memory alone would hold.
+    Memory never falls as the context grows, so a bisection finds it.
     """
 
     def peak(ctx: int) -> int:
         return scenario.with_(ctx=ctx).memory().peak
 
     if peak(1) > capacity:
-        return 0, ("not even one token of context fits",)
+        return 0, 0, False, ()
     limit = scenario.spec.max_position_embeddings
     top = max(limit or CONTEXT_LIMIT, scenario.workload.ctx)
-    held = top if peak(top) <= capacity else nearest(peak, capacity, 1, top)
-    if limit is None:
-        more = (f"memory holds {held:,} tokens and more; the config states no limit",)
-        return held, more if held == top else ()
-    if held < limit:
-        return held, ()
-    if held == limit:
-        return limit, (f"max_position_embeddings {limit:,} limits the context, not memory",)
-    word = "at least " if held == top else ""
-    return limit, (
-        f"max_position_embeddings {limit:,} limits the context; memory holds {word}{held:,} tokens",
-    )
+    more = peak(top) <= capacity
+    held = top if more else nearest(peak, capacity, 1, top)
+    least = "at least " if more else ""
+    made = f"the model was made for {limit:,}" if limit else "the config states no limit"
+    note = f"context per sequence: memory holds {least}{held:,} tokens; {made}"
+    return min(held, limit or held), held, more, (note,)
