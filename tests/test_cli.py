@@ -349,3 +349,39 @@ def test_any_width_shows_something(
     monkeypatch.setenv("COLUMNS", columns)
     for verb in ("plan", "show"):
         assert "LlamaForCausalLM" in run(verb, str(tiny)).stdout
+
+
+def test_presets_are_listed() -> None:
+    result = run("presets")
+    assert result.exit_code == 0
+    (row,) = [x.split() for x in result.stdout.splitlines() if x.startswith("llama-3-8b ")]
+    assert row[1:] == ["meta-llama/Meta-Llama-3-8B", "=", "8.03", "B", "70.2", "%"]
+    document = json.loads(run("presets", "--json").stdout)
+    assert document["schema"] == "gateup.presets/1"
+    (known,) = [p for p in document["presets"] if p["name"] == "llama-3-8b"]
+    assert (known["params"], known["mlp_params"]) == (8_030_261_248, 5_637_144_576)
+    assert "`gateup presets` lists" in run("plan", "no-model-at-all-xyzzy").stderr
+
+
+@pytest.mark.parametrize(("given", "tokens"), [("32k", 32768), ("2K", 2048), ("4096", 4096)])
+def test_k_means_1024_tokens(tiny: Path, given: str, tokens: int) -> None:
+    document = json.loads(run("plan", str(tiny), "--ctx", given, "--json").stdout)
+    assert document["run"]["ctx"] == tokens
+    assert (
+        json.loads(run("show", str(tiny), "--seq", given, "--json").stdout)["flow"]["seq"] == tokens
+    )
+
+
+@pytest.mark.parametrize("given", ["32m", "k", "1.5k", "many", ""])
+def test_what_is_no_count_of_tokens(tiny: Path, given: str) -> None:
+    result = run("plan", str(tiny), "--ctx", given)
+    assert result.exit_code == 2
+    assert "is no count of tokens: 32768, or 32k" in result.stderr
+
+
+@pytest.mark.parametrize("typed", ["q4km", "Q4-K-M", "q4_km"])
+def test_an_unknown_format_names_the_nearest(tiny: Path, typed: str) -> None:
+    result = run("plan", str(tiny), "--quant", typed)
+    assert result.exit_code == 2
+    assert "did you mean q4_k_m" in result.stderr
+    assert max(map(len, result.stderr.splitlines())) <= 100

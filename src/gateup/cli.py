@@ -41,6 +41,19 @@ Models = Annotated[
         help="Folder, config.json, .safetensors, .gguf, adapter folder, preset or smollm2.",
     ),
 ]
+
+
+def _tokens(text: str | int) -> int:
+    """A count of tokens; k means times 1024: 32k is 32768."""
+    words = str(text).strip().lower().replace(",", "").replace("_", "")
+    number = words.removesuffix("k")
+    if not (number.isascii() and number.removeprefix("-").isdigit()):
+        raise typer.BadParameter(f"{text!r} is no count of tokens: 32768, or 32k for the same")
+    return int(number) * (1 << 10 if number != words else 1)
+
+
+_TOKENS: dict[str, Any] = {"parser": _tokens, "metavar": "TOKENS"}
+
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
 
 
@@ -158,6 +171,7 @@ def _plan_command() -> Any:
                         *f.metadata["flags"],
                         help=f.metadata["help"],
                         rich_help_panel=f.metadata["panel"],
+                        **(_TOKENS if f.name == "ctx" else {}),
                     ),
                 ],
                 f.default,
@@ -204,7 +218,7 @@ app.command("plan")(_plan_command())
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for plan.")],
     batch: Annotated[int, typer.Option("--batch", help="Sequences (B).")] = 1,
-    seq: Annotated[int, typer.Option("--seq", help="Tokens per sequence (T).")] = 2048,
+    seq: Annotated[int, typer.Option("--seq", help="Tokens per sequence (T).", **_TOKENS)] = 2048,
     layer: Annotated[
         int | None, typer.Option("--layer", help="The layer to follow (default: the first of all).")
     ] = None,
@@ -226,6 +240,20 @@ def show(
             from gateup.account.report.shape_flow import render_shown
 
             render_shown(shown, make_console(), every_tensor=tensors)
+
+
+@app.command("presets")
+def presets_command(as_json: Json = False) -> None:
+    """Models known by name: parameters, and the MLP's share of them."""
+    with _reported():
+        from gateup.account.report.presets import listed, presets_json, render_presets
+
+        if as_json:
+            _print_json(presets_json(listed()))
+        else:
+            from gateup.account.report.console import make_console
+
+            render_presets(listed(), make_console())
 
 
 def main() -> None:

@@ -6,6 +6,12 @@ and exit with its code; anything else that escapes is a fault of ours and shows 
 
 from __future__ import annotations
 
+import textwrap
+
+# Lists of so many names are wrapped; paths and commands never are, they are there to be copied.
+LONG_LIST = 12
+WRAP = 100
+
 
 class GateupError(Exception):
     """One clear message. `where` names the file and the field, `expected` what would be right.
@@ -36,7 +42,16 @@ class GateupError(Exception):
             ("expected", self.expected),
             ("remedy", self.remedy),
         ):
-            if text:
+            if text and label == "expected" and text.count(", ") >= LONG_LIST:
+                lines += textwrap.wrap(
+                    text,
+                    WRAP,
+                    initial_indent=f"  {label}: ",
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            elif text:
                 lines.append(f"  {label}: {text}")
         return "\n".join(lines)
 

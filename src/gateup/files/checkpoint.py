@@ -128,7 +128,9 @@ def _not_found(text: str) -> InputError:
         f"{clip(text)} is neither a file or folder here nor a preset",
         expected="a folder, config.json, .safetensors, .gguf, an adapter's folder, a preset, "
         f"OWNER/NAME in the local Hugging Face cache, or {DEMO}",
-        remedy="did you mean " + " or ".join(near) + "?" if near else None,
+        remedy="did you mean " + " or ".join(near) + "?"
+        if near
+        else "`gateup presets` lists the models known by name",
     )
 
 

@@ -6,8 +6,10 @@ tensor of the GGUF, from the shapes alone, by the rules of a named build (llamac
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import lru_cache
 from math import prod
 from typing import Literal
@@ -73,7 +75,22 @@ def kind_of(fmt: str) -> Literal["dtype", "gguf", "hf"]:
         return "gguf"
     if hf_formats.is_known(name):
         return "hf"
-    raise UsageError(f"format {fmt!r} is not known", expected=_list(known_formats()))
+    raise UsageError(
+        f"format {fmt!r} is not known", expected=_list(known_formats()), remedy=_nearest(name)
+    )
+
+
+def _nearest(name: str) -> str | None:
+    """Formats that the name may have meant: separators do not count, "q4" begins several."""
+    known = known_formats()
+    letters = {re.sub(r"[^a-z0-9]", "", k): k for k in reversed(known)}
+    key = re.sub(r"[^a-z0-9]", "", name)
+    begun = sorted((k for k in letters if k.startswith(key)), key=lambda k: not k.endswith("km"))
+    near = (begun or get_close_matches(key, letters, cutoff=0.6))[:3] if key else []
+    names = list(dict.fromkeys(letters[k] for k in near))
+    if key and key in letters:
+        names = [letters[key]]
+    return f"did you mean {' or '.join(names)}?" if names else None
 
 
 def is_known(fmt: str) -> bool:
