@@ -54,6 +54,7 @@ def _tokens(text: str | int) -> int:
 
 _TOKENS: dict[str, Any] = {"parser": _tokens, "metavar": "TOKENS"}
 
+Base = Annotated[str | None, typer.Option("--base", help="The model an adapter folder belongs to.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
 
 
@@ -180,9 +181,7 @@ def _plan_command() -> Any:
         ),
         (
             "base",
-            Annotated[
-                str | None, typer.Option("--base", help="The model an adapter folder belongs to.")
-            ],
+            Base,
             None,
         ),
         ("as_json", Json, False),
@@ -223,6 +222,7 @@ def show(
         int | None, typer.Option("--layer", help="The layer to follow (default: the first of all).")
     ] = None,
     quant: Annotated[str | None, typer.Option("--quant", help="Weights in this format.")] = None,
+    base: Base = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor, not groups.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -230,7 +230,8 @@ def show(
     with _reported():
         from gateup.account.show import ShowOptions, show
 
-        shown = show(model, ShowOptions(batch=batch, seq=seq, layer=layer, quant=quant))
+        asked = ShowOptions(batch=batch, seq=seq, layer=layer, quant=quant)
+        shown = show(model, asked, base=base)
         if as_json:
             from gateup.account.report.json_report import shown_to_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 
 from gateup.account.plan import plan
+from gateup.account.report.console import make_console
+from gateup.account.report.json_report import shown_to_json
+from gateup.account.report.shape_flow import render_shown
+from gateup.account.show import show
+from gateup.errors import UsageError
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -105,7 +111,7 @@ def test_other_ranks_or_targets_make_another_adapter(tmp_path: Path) -> None:
     assert plan(folder, rank=4, **asked).figures["adapter.params"].value == 3 * 4 * 128
     assert plan(folder, targets="mlp", **asked).workload.training is not None
     full = plan(folder, **{**asked, "train": "full"})
-    assert "full training: the adapter adapter is left out" in full.notes
+    assert "full training: the adapter in adapter is left out" in full.notes
 
 
 def test_modules_stored_whole_are_said(tmp_path: Path) -> None:
@@ -118,3 +124,24 @@ def test_modules_stored_whole_are_said(tmp_path: Path) -> None:
     assert item.nbytes == 4 * (n - head) + 2 * head
     trained = plan(tmp_path / "adapter", train="lora", **asked)
     assert any(f"({head:,} parameters) are not counted as trained" in x for x in trained.notes)
+
+
+def test_show_has_the_adapter_beside_its_base(tmp_path: Path) -> None:
+    n = trained_by_peft("ranks", tmp_path)
+    base = str(tmp_path / "base")
+    shown = show(tmp_path / "adapter", base=base)
+    text = io.StringIO()
+    render_shown(shown, make_console(text))
+    lines = [" ".join(x.split()) for x in text.getvalue().splitlines()]
+    for line in (
+        "adapter: rank, alpha 4, 8; 8",
+        "adapter: targets q_proj, up_proj",
+        "adapter: tensors = 12",
+        f"adapter: parameters = {n:,}",
+    ):
+        assert line in lines
+    assert any(x.startswith(f"adapter: bytes = {4 * n:,} (") for x in lines)
+    document = shown_to_json(shown)["adapter"]
+    assert (document["rank"], document["params"], document["bytes"]) == (8, n, 4 * n)
+    with pytest.raises(UsageError, match="is a model of its own"):
+        show(base, base=base)

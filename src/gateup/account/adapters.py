@@ -97,20 +97,20 @@ def adapter_notes(
             for m in adapted
         )
         notes.append(
-            f"the adapter {name} (rank {adapter.rank}) is counted apart from the model's own "
+            f"the adapter in {name} (rank {adapter.rank}) is counted apart from the model's own "
             f"parameters and FLOPs: until it is merged it adds {2 * used:,} FLOPs a token"
         )
     elif options.train == "full":
-        notes.append(f"full training: the adapter {name} is left out")
+        notes.append(f"full training: the adapter in {name} is left out")
         return tuple(notes)
     else:
         notes.append(
-            f"the adapter {name} is trained on: its own modules, of rank {adapter.rank}, unless "
+            f"the adapter in {name} is trained on: its own modules, of rank {adapter.rank}, unless "
             "--rank or --targets is given"
         )
     if whole and options.train is not None:
         notes.append(
-            f"modules that the adapter {name} stores whole ({whole:,} parameters) are not counted "
-            "as trained"
+            f"modules that the adapter in {name} stores whole ({whole:,} parameters) are not "
+            "counted as trained"
         )
     return tuple(notes)

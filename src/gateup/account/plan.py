@@ -15,6 +15,7 @@ from gateup.account.adapters import adapter_figures, adapter_notes, continuing, 
 from gateup.account.compatible import check_run, check_weights
 from gateup.account.crossover import Crossover, crossover
 from gateup.account.figure import Figure, worst
+from gateup.account.file_size import file_figures
 from gateup.account.fit import Verdict, fit, roofline
 from gateup.account.flops import Flops, decode_flops, prefill_flops, train_flops
 from gateup.account.flow import causal
@@ -106,11 +107,7 @@ def plan(
     """
     options = replace(options or PlanOptions(), **changes)
     checkpoint = open_model(ref, base=base)
-    if base is not None and checkpoint.adapter is None:
-        raise UsageError(
-            f"--base {base}, but {ref} is a model of its own",
-            expected="--base beside an adapter's folder only",
-        )
+    refuse_stray_base(checkpoint, ref, base)
     adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
     lora, options = continuing(options, checkpoint.adapter, adapted)
     scenario, label, notes = _scenario(checkpoint, options)
@@ -124,6 +121,7 @@ def plan(
     points = crossover(scenario.spec)
     figures = {
         **ledger.figures(),
+        **file_figures(checkpoint, scenario.fmt, scenario.stored),
         **(adapter or adapter_figures(checkpoint.adapter, adapted)),
         **_flops_figures(flops),
         **_run_figures(scenario, ledger),
@@ -155,6 +153,15 @@ def plan(
             *checkpoint.problems,
         ),
     )
+
+
+def refuse_stray_base(checkpoint: Checkpoint, ref: str | Path, base: str | None) -> None:
+    """Raise UsageError for a base that goes with no adapter."""
+    if base is not None and checkpoint.adapter is None:
+        raise UsageError(
+            f"--base {base}, but {ref} is a model of its own",
+            expected="--base beside an adapter's folder only",
+        )
 
 
 def _scenario(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateup.account.figure import Figure
+from gateup.account.file_size import file_figures
 from gateup.account.flow import LayerFlow, layer_flow
 from gateup.account.ledger import Ledger, LedgerPart, LedgerRow, layer_label, make_ledger
 from gateup.account.options import PlanOptions
-from gateup.account.plan import choose_format, compute_dtype
+from gateup.account.plan import choose_format, compute_dtype, refuse_stray_base
 from gateup.account.scenario import stored_in
 from gateup.errors import UsageError
 from gateup.files.checkpoint import Checkpoint, open_model
@@ -48,6 +51,7 @@ class Shown:
     ledger: Ledger
     flow: LayerFlow
     notes: tuple[str, ...]
+    file: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
@@ -73,14 +77,17 @@ class TensorGroup:
     nbytes: int
 
 
-def show(ref: str | Path, options: ShowOptions | None = None) -> Shown:
+def show(ref: str | Path, options: ShowOptions | None = None, *, base: str | None = None) -> Shown:
     """What `ref` is, down to its tensors, and one layer's flow. No weights are read.
+
+    base  the model that an adapter folder belongs to, where the folder does not say
 
     Raises GateupError: UsageError for a layer or format there is not, InputError for what cannot
     be read.
     """
     options = options or ShowOptions()
-    checkpoint = open_model(ref)
+    checkpoint = open_model(ref, base=base)
+    refuse_stray_base(checkpoint, ref, base)
     spec = checkpoint.spec
     notes: list[str] = []
     fmt, label = choose_format(checkpoint, PlanOptions(quant=options.quant), notes)
@@ -96,7 +103,14 @@ def show(ref: str | Path, options: ShowOptions | None = None) -> Shown:
         dtype=compute_dtype(spec),
     )
     ledger = make_ledger(spec, stored, label)
-    return Shown(checkpoint, label, ledger, flow, (*notes, *spec.notes, *checkpoint.problems))
+    return Shown(
+        checkpoint,
+        label,
+        ledger,
+        flow,
+        (*notes, *spec.notes, *checkpoint.problems),
+        file_figures(checkpoint, fmt, stored),
+    )
 
 
 def first_whole_layer(spec: ModelSpec) -> int:

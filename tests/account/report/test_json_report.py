@@ -103,7 +103,8 @@ def test_the_schema_can_say_no(documents: list[dict[str, Any]]) -> None:
 def test_every_documented_path_exists(documents: list[dict[str, Any]]) -> None:
     found = {p for d in documents for p in leaves(d)}
     missing = documented("gateup.plan/1") - found
-    assert {m for m in missing if not m.startswith("measured.")} == set()
+    # Of a file that is opened: tests/account/test_file_size.py.
+    assert {m for m in missing if not m.startswith(("measured.", "file.bytes"))} == set()
 
 
 def test_every_path_is_documented(documents: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateup import __version__
 from gateup.account.figure import Figure
+from gateup.account.file_size import file_text
 from gateup.account.ledger import LEDGER_PARTS
 from gateup.account.plan import Plan
 from gateup.account.report import units
@@ -141,6 +142,9 @@ def section(plan: Plan) -> str:
     run = f"weights {plan.label} · {work.engine} · context {work.ctx:,} · batch {work.batch}"
     if work.training is not None:
         run += f" · training: {work.training.method}"
+    size = file_text(plan.figures)
+    if size is not None:
+        run += f" · file {size}"
     parts = [
         f"<section><h1>{_text(spec.name)}</h1><p>{_text(facts)}<br>{_text(run)}</p>",
         _verdict(plan),

@@ -20,6 +20,7 @@ from gateup.account.memory import MemoryPlan
 from gateup.account.plan import Plan, phase_figure
 from gateup.account.show import Shown
 from gateup.account.workload import Workload
+from gateup.files.adapter import Adapter
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.spec import (
     AttentionSpec,
@@ -75,7 +76,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     document["device"] = device_json(plan)
     document["verdict"] = verdict_json(plan)
     document["measured"] = measured_json(plan.measured)
-    for optional in ("roofline", "adapter", "kv", "traffic", "intensity"):
+    for optional in ("file", "roofline", "adapter", "kv", "traffic", "intensity"):
         document.setdefault(optional, None)
     document["notes"] = list(plan.notes)
     return document
@@ -370,6 +371,8 @@ def shown_to_json(shown: Shown) -> dict[str, Any]:
         "format": shown.label,
         "params": shown.ledger.total.params,
         "bytes": shown.ledger.total.nbytes,
+        "file": {k.removeprefix("file."): int(f.value) for k, f in shown.file.items()} or None,
+        "adapter": adapter_json(shown.checkpoint.adapter),
         "tensors": [
             {
                 "name": row.name,
@@ -412,6 +415,22 @@ def shown_to_json(shown: Shown) -> dict[str, Any]:
             },
         },
         "notes": [*shown.notes],
+    }
+
+
+def adapter_json(adapter: Adapter | None) -> dict[str, Any] | None:
+    """The adapter that was opened; null for a model of its own."""
+    if adapter is None:
+        return None
+    targets = adapter.target_modules
+    return {
+        "base": adapter.base,
+        "rank": adapter.rank,
+        "alpha": adapter.alpha,
+        "targets": list(targets) if isinstance(targets, tuple) else targets,
+        "tensors": len(adapter.tensors),
+        "params": adapter.params,
+        "bytes": adapter.nbytes,
     }
 
 

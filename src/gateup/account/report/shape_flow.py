@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from gateup.account.file_size import file_text
 from gateup.account.flow import LayerFlow
 from gateup.account.ledger import layer_label
 from gateup.account.report import units
@@ -13,6 +14,7 @@ from gateup.account.report.json_report import layer_kinds
 from gateup.account.report.tables import PART_STYLES
 from gateup.account.report.units import tag
 from gateup.account.show import Shown, TensorGroup, pattern, tensor_groups
+from gateup.files.adapter import Adapter
 from gateup.model.spec import AttentionSpec, LayerSpec, MoESpec
 
 
@@ -54,14 +56,35 @@ def _spec(shown: Shown, console: Console) -> None:
         ("parameters", tag(f"{total.params:,}")),
         ("bytes", tag(f"{total.nbytes:,}") + f" ({units.memory(total.nbytes)}, {shown.label})"),
     ]
+    if (size := file_text(shown.file)) is not None:
+        facts.append(("file", size))
     if total.active_params != total.params:
         facts.append(("active parameters", tag(f"{total.active_params:,}")))
+    if source.adapter is not None:
+        facts += _adapter(source.adapter)
     table = columns(console, "", "", left=2)
     table.show_header = False
     for name, value in facts:
         style = PART_STYLES["mlp"] if name.startswith("MLP") else ""
         table.add_row(cell(name, "dim"), cell(value, style))
     put(console, table)
+
+
+def _adapter(adapter: Adapter) -> list[tuple[str, str]]:
+    """The adapter beside its base: what its config says and what its file stores."""
+    ranks = sorted({adapter.rank, *adapter.rank_pattern.values()})
+    kind = ("DoRA" if adapter.use_dora else "LoRA") + (", rsLoRA" if adapter.use_rslora else "")
+    targets = adapter.target_modules
+    listed = "by PEFT's table" if targets is None else targets
+    return [
+        ("adapter", f"{kind}, {adapter.path}"),
+        ("adapter: base in its config", adapter.base or "not named"),
+        ("adapter: rank, alpha", f"{', '.join(map(str, ranks))}; {adapter.alpha:g}"),
+        ("adapter: targets", listed if isinstance(listed, str) else ", ".join(listed)),
+        ("adapter: tensors", tag(f"{len(adapter.tensors):,}")),
+        ("adapter: parameters", tag(f"{adapter.params:,}")),
+        ("adapter: bytes", tag(f"{adapter.nbytes:,}") + f" ({units.memory(adapter.nbytes)})"),
+    ]
 
 
 def _attention(attention: AttentionSpec | None) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateup.account.figure import Figure, worst
+from gateup.account.file_size import file_text
 from gateup.account.ledger import LEDGER_PARTS
 from gateup.account.plan import Plan, phase_figure
 from gateup.account.report import units
@@ -74,6 +75,8 @@ def _title(plan: Plan, console: Console) -> None:
     p = work.parallel
     run += [f"{k} {getattr(p, k)}" for k in ("tp", "pp", "ep", "fsdp") if getattr(p, k) > 1]
     line(console, ", ".join(run))
+    if (size := file_text(plan.figures)) is not None:
+        line(console, f"file {size}")
 
 
 def _width(mlp: Any) -> int:

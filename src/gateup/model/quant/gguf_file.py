@@ -17,7 +17,7 @@ from gateup.model.spec import ModelSpec
 ALIGNMENT = 32  # GGUF's default for general.alignment; llama-quantize writes nothing else
 
 # magic u32, version u32, tensor count u64, metadata count u64
-_FIXED = 4 + 4 + 8 + 8
+FIXED_NBYTES = 4 + 4 + 8 + 8
 
 
 def padded(nbytes: int, alignment: int = ALIGNMENT) -> int:
@@ -64,4 +64,4 @@ def file_estimate(spec: ModelSpec, fmt: str, *, rules: RuleSet = CURRENT) -> Fil
     """Size of the GGUF that llama-quantize makes, without the metadata."""
     tensors = tensors_of(spec, fmt, rules)
     data = sum(padded(t.nbytes) for t in tensors)
-    return FileEstimate(data, _FIXED + sum(info_nbytes(t) for t in tensors))
+    return FileEstimate(data, FIXED_NBYTES + sum(info_nbytes(t) for t in tensors))
