@@ -265,7 +265,7 @@ def test_a_model_that_does_not_fit_says_what_would() -> None:
     for remedy in p.verdict.remedies:
         assert remedy.peak <= capacity
         assert remedy.scenario.memory().peak == remedy.peak
-    assert value(p, "device.memory") == 8 * 10**9
+    assert value(p, "device.memory") == 8 << 30
     assert value(p, "device.capacity") == capacity
     assert value(p, "device.memory") - value(p, "device.reserve") == capacity
 

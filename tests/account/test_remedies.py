@@ -202,21 +202,26 @@ def test_a_shorter_context_keeps_checkpointing(device: str) -> None:
 def test_several_cards_are_sharded_as_the_peak_assumes() -> None:
     """ZeRO-3 refuses quantised weights and pure_bf16; those go through accelerate's FSDP."""
     lora = question("llama-3-8b", "bf16", "24GB", "transformers", training=LORA)
-    start = "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train RUN.yaml "
+    eight = flags_of(lora, lora.with_(fsdp=8))
+    assert eight["llama-factory launch"] == (
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train RUN.yaml"
+    )
     zero3 = "deepspeed=examples/deepspeed/ds_z3_config.json bf16=true cutoff_len=4096 "
-    assert flags_of(lora, lora.with_(fsdp=8))["llama-factory"].startswith(start + zero3)
+    assert eight["llama-factory"].startswith(zero3)
+    assert "llama-factory launch" not in flags_of(lora, lora)
     qlora = question(
         "llama-3-8b", "nf4:double", "24GB", "transformers", training=Training("qlora"), ctx=2048
     )
     fsdp = "accelerate launch --config_file examples/accelerate/fsdp_config.yaml --num_processes 2 "
-    assert flags_of(qlora, qlora.with_(fsdp=2))["llama-factory"].startswith(
-        fsdp + "--mixed_precision bf16 src/train.py RUN.yaml quantization_bit=4 "
-        "double_quantization=true bf16=true cutoff_len=2048 "
+    two = flags_of(qlora, qlora.with_(fsdp=2))
+    assert two["llama-factory launch"] == fsdp + "--mixed_precision bf16 src/train.py RUN.yaml"
+    assert two["llama-factory"].startswith(
+        "quantization_bit=4 double_quantization=true bf16=true cutoff_len=2048 "
     )
     full = question("llama-3-8b", "bf16", "24GB", "transformers", training=FULL)
-    assert flags_of(full, full.with_(fsdp=2))["llama-factory"].startswith(
-        fsdp + "--mixed_precision no src/train.py RUN.yaml pure_bf16=true "
-    )
+    two = flags_of(full, full.with_(fsdp=2))
+    assert two["llama-factory launch"] == fsdp + "--mixed_precision no src/train.py RUN.yaml"
+    assert two["llama-factory"].startswith("pure_bf16=true ")
     int8 = question("llama-3-8b", "int8", "24GB", "transformers", training=Training("qlora"))
     assert "quantization_bit=8" in flags_of(int8, int8)["llama-factory"]
     for other in (int8.with_(fsdp=2), lora.with_(tp=2), full.with_(fmt="f16")):

@@ -26,7 +26,8 @@ class Remedy:
 
     changes  a sentence each
     peak     bytes on the fullest device, at `phase`
-    flags    by engine ("llama.cpp", "vllm", "llama-factory", ...): what sets this run, whole
+    flags    by engine ("llama.cpp", "vllm", "llama-factory", ...): what sets this run, whole;
+             "llama-factory launch": how several cards are started, its settings in RUN.yaml
     loss     the worst of the changes' losses: "none", "tiny", "some", "hardware", "capability"
     host     bytes that llama.cpp keeps in host memory besides
     """
@@ -86,7 +87,8 @@ def flags_of(before: Scenario, after: Scenario, whole: bool = False) -> dict[str
         kept = {k: v for k, v in wanted.items() if engines.supports(engine, k, v)}
         flags = engines.flags(engine, **kept) if wanted else ""
         flags = flags if after.spec is before.spec else _named(engine, flags, after)
-        out[engine] = f"{_launch(wanted, after)} {flags}".strip() if wanted else ""
+        out[engine] = flags if wanted else ""
+        out[f"{engine} launch"] = _launch(wanted, after)
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
     ours = _gateup(before, after)

@@ -79,7 +79,7 @@ def test_flags_are_whole_and_settings_are_yaml() -> None:
     p = plan("llama-3-8b", train="lora", device="12GB")
     out = console(60)
     render(p, out)
-    block = text(out).partition("llama-factory, YAML:")[2].splitlines()[1:]
+    block = text(out).split("llama-factory, YAML:")[1].splitlines()[1:]
     settings = dict(x.strip().split(": ", 1) for x in block[: [*block, ""].index("")] if ": " in x)
     assert settings["model_name_or_path"] == "meta-llama/Meta-Llama-3-8B"
     assert settings["finetuning_type"] == "lora"
