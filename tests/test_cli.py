@@ -385,3 +385,26 @@ def test_an_unknown_format_names_the_nearest(tiny: Path, typed: str) -> None:
     assert result.exit_code == 2
     assert "did you mean q4_k_m" in result.stderr
     assert max(map(len, result.stderr.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "twice", [["--quant=q8_0", "--quant", "f16"], ["--ctx", "1k", "--seq", "2k"]]
+)
+def test_an_option_given_twice_is_refused(tiny: Path, twice: list[str]) -> None:
+    result = run("plan", str(tiny), *twice)
+    assert result.exit_code == 2
+    assert "is given 2 times" in result.stderr
+
+
+def test_a_comparison_says_what_differs(tiny: Path) -> None:
+    assert "the contexts differ" in run("plan", str(tiny), "gpt2").stdout
+    assert "context 4,096 for all: no --ctx" in run("plan", "llama-3-8b", "qwen3-8b").stdout
+    same = run("plan", str(tiny), "gpt2", "--ctx", "64").stdout
+    assert "the contexts differ" not in same
+
+
+def test_explain_names_no_path_twice_and_writes_no_exponent() -> None:
+    lines = run("plan", "llama-3-8b", "--explain").stdout.splitlines()
+    paths = [x.split("]")[0] for x in lines if x.startswith("memory.items[")]
+    assert len(paths) == len(set(paths)) > 5
+    assert not any("e+" in x for x in lines if x.endswith(", exact)"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from gateup import __version__
 from gateup.account.options import PlanOptions
@@ -139,6 +140,22 @@ def _plan(
             raise typer.Exit(NO)
 
 
+class _Once(TyperCommand):
+    """A command whose options are given once: of two values the last would win without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = args[: args.index("--")] if "--" in args else args
+        names = [word.partition("=")[0] for word in options if word.startswith("--")]
+        for option in self.params:
+            given = [name for name in names if name in option.opts]
+            if len(given) > 1:
+                raise typer.BadParameter(
+                    f"{given[-1]} is given {len(given)} times; a plan is of one run: make one plan "
+                    "for each value"
+                )
+        return super().parse_args(ctx, args)
+
+
 def _print_plans(plans: list[Any], explain: bool, html: Path | None) -> None:
     from gateup.account.report.console import make_console
     from gateup.account.report.tables import render, render_side_by_side
@@ -210,10 +227,10 @@ def _plan_command() -> Any:
     return command
 
 
-app.command("plan")(_plan_command())
+app.command("plan", cls=_Once)(_plan_command())
 
 
-@app.command()
+@app.command(cls=_Once)
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for plan.")],
     batch: Annotated[int, typer.Option("--batch", help="Sequences (B).")] = 1,

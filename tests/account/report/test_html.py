@@ -206,3 +206,10 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path: Path, misfit: Plan) -
     os.close(reading)
     assert b"".join(got) == page
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_memory_has_its_share_and_the_cache_its_kind() -> None:
+    page = to_html([plan("deepseek-v3", ctx=64)])
+    assert "<th>of peak</th>" in page
+    assert "KV cache as transformers holds it: expanded" in page
+    assert "KV cache: latent, as MLA engines hold it" in page

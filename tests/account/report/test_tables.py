@@ -223,3 +223,22 @@ def test_explain_shows_every_figure(misfit: Plan) -> None:
     for path, figure in misfit.figures.items():
         assert path in text(out)
         assert figure.formula in text(out)
+
+
+def test_two_sizes_of_a_latent_cache_have_two_names() -> None:
+    out = console(160)
+    render(plan("deepseek-v3", ctx=64), out)
+    assert "KV cache as transformers holds it: expanded" in text(out)
+    assert "KV cache: latent, as MLA engines hold it" in text(out)
+    out = console(160)
+    render(plan("deepseek-v3", ctx=64, engine="vllm"), out)
+    assert "expanded" not in text(out)
+    assert "KV cache: latent " in text(out)
+
+
+def test_what_fits_says_how_to_run_it() -> None:
+    p = plan("llama-3-8b", quant="q4_k_m", device="24GB")
+    out = console(60)
+    render(p, out)
+    assert p.verdict is not None
+    assert p.verdict.flags["llama.cpp"] in text(out).partition("run it with")[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 
 from gateup.account.figure import Figure
@@ -15,8 +17,12 @@ def explain(plan: Plan, console: Console) -> None:
     heading(console, f"How each figure of {plan.spec.name} comes about")
     for path, figure in plan.figures.items():
         _one(console, path, figure)
+    labels = Counter(item.label for item in plan.memory.items)
     for item in plan.memory.items:
-        _one(console, f"memory.items[{item.label}]", item.figure)
+        name = item.label
+        if labels[name] > 1:  # the same use, another size in another phase
+            name += f"; {', '.join(item.phases)}"
+        _one(console, f"memory.items[{name}]", item.figure)
 
 
 def _one(console: Console, path: str, figure: Figure) -> None:

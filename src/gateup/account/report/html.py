@@ -19,7 +19,17 @@ from gateup.account.plan import Plan
 from gateup.account.report import units
 from gateup.account.report.charts import charts
 from gateup.account.report.style import STYLE
-from gateup.account.report.tables import KEY_FIGURES, LOSSES, at_peak, capacity, compared, longest
+from gateup.account.report.tables import (
+    LOSSES,
+    at_peak,
+    capacity,
+    compared,
+    comparison_notes,
+    copyable,
+    item_label,
+    key_figures,
+    longest,
+)
 from gateup.account.report.units import tag, tagged
 from gateup.errors import UsageError
 
@@ -175,22 +185,26 @@ def _verdict(plan: Plan) -> str:
         f"{tagged(plan.figures['device.capacity'])}: {_text(capacity(plan))}"
         f"<br>at the peak: {_text(at_peak(plan))}<br>{_text(longest(plan))}"
         + "".join(f"<br>{_text(note)}" for note in verdict.notes)
+        + (f"<br>run it with{_flags(plan, verdict.flags)}" if any(verdict.flags.values()) else "")
         + "</div>"
     ]
     if verdict.remedies:
         out.append("<h2>What would make it fit</h2><ol>")
         for r in verdict.remedies:
             kind = r.scenario.memory().kind
-            flags = "".join(
-                f"<br><code>{_text(engine)}: {_text(f)}</code>" for engine, f in r.flags.items()
-            )
             loss = f"<br>{_text(LOSSES.get(r.loss, r.loss))}"
             out.append(
                 f"<li><strong>{_text('; '.join(r.changes))}</strong>: peak "
-                f"{tag(units.memory(r.peak), kind)}{loss}{flags}</li>"
+                f"{tag(units.memory(r.peak), kind)}{loss}{_flags(plan, r.flags)}</li>"
             )
         out.append("</ol>")
     return "".join(out)
+
+
+def _flags(plan: Plan, flags: Mapping[str, str]) -> str:
+    """Each engine's flags as lines to copy."""
+    blocks = ("\n".join(copyable(plan, engine, text)) for engine, text in flags.items())
+    return "".join(f"<pre>{_text(block)}</pre>" for block in blocks)
 
 
 def _where(plan: Plan) -> str:
@@ -231,21 +245,18 @@ def _memory(plan: Plan) -> str:
     memory = plan.memory
     rows = [
         [
-            f'<i class="key b-{item.group}"></i>{_text(item.label)}',
+            f'<i class="key b-{item.group}"></i>{_text(item_label(plan, item))}',
             tag(units.memory(item.nbytes), item.figure.kind),
+            units.share(item.nbytes, memory.peak) if memory.peak_phase in item.phases else "",
             _text(", ".join(item.phases)),
         ]
         for item in memory.items
     ]
-    return table(("use", "bytes", "alive in"), rows)
+    return table(("use", "bytes", "of peak", "alive in"), rows)
 
 
 def _figures(plan: Plan) -> str:
-    rows = [
-        [_text(name), _text(tagged(plan.figures[path]))]
-        for path, name in KEY_FIGURES
-        if path in plan.figures
-    ]
+    rows = [[_text(name), _text(tagged(plan.figures[path]))] for path, name in key_figures(plan)]
     for path, figure in plan.figures.items():
         if path.startswith(("roofline.", "measured.")):
             rows.append([_text(path.replace(".", ": ").replace("_", " ")), _text(tagged(figure))])
@@ -276,4 +287,5 @@ def side_by_side(plans: Sequence[Plan]) -> str:
     rows = [[_text(name), *map(_text, values)] for name, values in compared(plans)]
     hot = ["hot" if name.startswith("MLP") else "" for name, _ in compared(plans)]
     head = ["", *(units.printable(p.spec.name) for p in plans)]
-    return "<h1>Side by side</h1>" + table(head, rows, hot)
+    notes = "".join(f"<p>{_text(n)}</p>" for n in comparison_notes(plans))
+    return "<h1>Side by side</h1>" + table(head, rows, hot) + notes

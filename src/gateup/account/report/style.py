@@ -64,6 +64,7 @@ tr.hot td{{color:var(--mlp);font-weight:600}}
 tr.total td{{font-weight:600;border-bottom:0}}
 details td{{white-space:normal;text-align:left;overflow-wrap:anywhere;min-width:6rem}}
 summary{{cursor:pointer;margin:1.5rem 0 .5rem}}
+pre{{margin:.25rem 0;font-size:.8125rem;white-space:pre-wrap;overflow-wrap:anywhere}}
 code{{font-size:.8125rem;overflow-wrap:anywhere}}
 .key{{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.4em}}
 .keys{{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.8125rem;color:var(--soft)}}
@@ -73,7 +74,7 @@ figure{{margin:0;min-width:0}}
 figcaption{{font-size:.8125rem;color:var(--soft);margin-top:.25rem}}
 svg{{display:block;width:100%;height:auto}}
 svg text{{font:11px system-ui,sans-serif;fill:var(--soft);
-paint-order:stroke;stroke:var(--bg);stroke-width:3px;stroke-linejoin:round}}
+paint-order:stroke;stroke:var(--bg);stroke-width:5px;stroke-linejoin:round}}
 svg text.on{{fill:var(--on);font-weight:600;stroke:none}}
 svg text.total{{fill:var(--fg)}}
 svg text.limit{{fill:var(--no)}}

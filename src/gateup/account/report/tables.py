@@ -11,6 +11,7 @@ from rich.text import Text
 from gateup.account.figure import Figure, worst
 from gateup.account.file_size import file_text
 from gateup.account.ledger import LEDGER_PARTS
+from gateup.account.memory_items import MemoryItem
 from gateup.account.plan import Plan, phase_figure
 from gateup.account.report import units
 from gateup.account.report.console import bar, cell, columns, heading, line, put, verbatim
@@ -123,6 +124,9 @@ def _verdict(plan: Plan, console: Console) -> None:
     line(console, longest(plan), indent=2)
     for note in verdict.notes:
         line(console, note, indent=2)
+    if any(verdict.flags.values()):
+        line(console, "run it with", indent=2)
+        _flags(plan, verdict.flags, console, 5)
     if verdict.remedies:
         _remedies(plan, console)
 
@@ -161,11 +165,15 @@ def _remedies(plan: Plan, console: Console) -> None:
         peak = tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
         line(console, f"{n}. {'; '.join(remedy.changes)}: peak {peak}", "bold", indent=2)
         line(console, LOSSES.get(remedy.loss, remedy.loss), indent=5)
-        for engine, flags in remedy.flags.items():
-            head, *block = copyable(plan, engine, flags)
-            verbatim(console, head, "cyan", indent=5)
-            for setting in block:
-                verbatim(console, setting, "cyan", indent=7)
+        _flags(plan, remedy.flags, console, 5)
+
+
+def _flags(plan: Plan, flags: Mapping[str, str], console: Console, indent: int) -> None:
+    for engine, text in flags.items():
+        head, *block = copyable(plan, engine, text)
+        verbatim(console, head, "cyan", indent)
+        for setting in block:
+            verbatim(console, setting, "cyan", indent + 2)
 
 
 def copyable(plan: Plan, engine: str, flags: str) -> list[str]:
@@ -255,7 +263,7 @@ def _memory(plan: Plan, console: Console) -> None:
         part = item.nbytes / memory.peak if at_peak and memory.peak else 0.0
         every = len(item.phases) == len(memory.peaks) > 1
         table.add_row(
-            cell(item.label, style),
+            cell(item_label(plan, item), style),
             *([bar(part, 16, style)] if wide else []),
             cell("all phases" if every else ", ".join(item.phases)),
             cell(tag(units.memory(item.nbytes), item.figure.kind), style),
@@ -296,12 +304,35 @@ KEY_FIGURES: Sequence[tuple[str, str]] = (
 )
 
 
+def has_latent_cache(plan: Plan) -> bool:
+    return any(x.attention and x.attention.mla for x in plan.spec.layers)
+
+
+def item_label(plan: Plan, item: MemoryItem) -> str:
+    """MLA's cache has two sizes: the latent, and keys and values expanded from it."""
+    if item.group != "kv" or not has_latent_cache(plan):
+        return item.label
+    if plan.workload.engine == "transformers":
+        return f"{item.label} as transformers holds it: expanded"
+    return f"{item.label}: latent"
+
+
+def key_figures(plan: Plan) -> list[tuple[str, str]]:
+    """(path, name) of the key figures that the plan has."""
+    latent = ": latent, as MLA engines hold it" if has_latent_cache(plan) else ""
+    return [
+        (path, name + latent if path.startswith("kv.") else name)
+        for path, name in KEY_FIGURES
+        if path in plan.figures
+    ]
+
+
 def _key_figures(plan: Plan, console: Console) -> None:
     heading(console, "Figures")
     table = columns(console, "", "", left=1)
     table.show_header = False
-    for path, name in KEY_FIGURES:
-        if path in plan.figures and not _redundant(plan, path):
+    for path, name in key_figures(plan):
+        if not _redundant(plan, path):
             table.add_row(cell(name), cell(tagged(plan.figures[path])))
     if plan.crossover.model.why:
         table.add_row(cell("attention overtakes the MLP"), cell("never"))
@@ -358,8 +389,24 @@ def render_side_by_side(plans: Sequence[Plan], console: Console) -> None:
             style = PART_STYLES["mlp"] if name.startswith("MLP") else ""
             table.add_row(cell(name, style), *(cell(v, style) for v in values))
         put(console, table)
-        console.print()
+        if start + at_once < len(plans):
+            console.print()
+    _notes(comparison_notes(plans), console)
+    console.print()
     line(console, units.LEGEND, "dim")
+
+
+def comparison_notes(plans: Sequence[Plan]) -> list[str]:
+    """What keeps the columns of a comparison from being alike."""
+    contexts = {p.workload.ctx for p in plans}
+    if len(contexts) > 1:
+        return [
+            "the contexts differ: FLOPs, KV cache and peak are each at the model's own context; "
+            "--ctx sets one for all"
+        ]
+    if plans and plans[0].options.ctx is None:
+        return [f"context {plans[0].workload.ctx:,} for all: no --ctx was given"]
+    return []
 
 
 # (name, path of the figure, how it is written; None: as its unit says)

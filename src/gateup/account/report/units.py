@@ -128,5 +128,7 @@ def printable(text: str) -> str:
 
 
 def raw(value: float) -> str:
-    """A value unscaled: 8030261248 -> "8,030,261,248", 0.70199 -> "0.702"."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    """A value unscaled: 8030261248 -> "8,030,261,248", 0.70199 -> "0.70199"; never an exponent."""
+    if isinstance(value, int) or value.is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.6g}" if abs(value) < 100_000 else f"{value:,.1f}"
