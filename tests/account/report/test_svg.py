@@ -74,3 +74,12 @@ def test_text_is_escaped() -> None:
     chart = svg.stacked_bars('<t>"', [("<b>", [Piece("mlp", 1, "<i>")])])
     assert not re.search(r"<[tbi]>", chart)
     assert "&lt;b&gt;" in chart
+
+
+def test_no_line_is_drawn_over_a_text() -> None:
+    columns = svg.stacked_columns("c", [("a", [Piece("mlp", 9, "x")])], str, (10.0, "capacity"))
+    series = [Series("s", "mlp", [(0, 0), (8, 8)])]
+    curves = svg.lines("l", series, Axes("x", "y", str, str), [(4, 4, "here")], [(9.0, "capacity")])
+    for chart in (columns, curves):
+        first = chart.index("<text")
+        assert max(chart.rfind(shape) for shape in ("<line", "<polyline", "<rect")) < first

@@ -127,10 +127,11 @@ def stacked_columns(
     def y_of(value: float) -> float:
         return top + plot_h * (1 - value / most)
 
-    body = []
+    body: list[str] = []
+    labels: list[str] = []  # drawn last: no line runs through a text
     for tick in binary_ticks(most):
         body.append(rule(left, y_of(tick), WIDTH - right, y_of(tick), "grid"))
-        body.append(text(left - 6, y_of(tick) + 4, write(tick), "end"))
+        labels.append(text(left - 6, y_of(tick) + 4, write(tick), "end"))
     step = plot_w / max(len(columns), 1)
     wide = min(step * 0.76, 72.0)
     for i, (label, pieces) in enumerate(columns):
@@ -139,14 +140,14 @@ def stacked_columns(
             y = y_of(below + piece.value)
             body.append(rect(at, y, wide, y_of(below) - y, piece))
             below += piece.value
-        body.append(text(left + step * (i + 0.5), height - 12, label, "middle"))
+        labels.append(text(left + step * (i + 0.5), height - 12, label, "middle"))
         if totals:
             middle = left + step * (i + 0.5)
-            body.append(text(middle, y_of(below) - 4, write(below), "middle", "total"))
+            labels.append(text(middle, y_of(below) - 4, write(below), "middle", "total"))
     if limit and shown:
         body.append(rule(left, y_of(limit[0]), WIDTH - right, y_of(limit[0]), "limit"))
-        body.append(text(WIDTH - right, y_of(limit[0]) - 4, limit[1], "end", "limit"))
-    return svg(height, title, body)
+        labels.append(text(WIDTH - right, y_of(limit[0]) - 4, limit[1], "end", "limit"))
+    return svg(height, title, body + labels)
 
 
 def lines(
@@ -167,14 +168,15 @@ def lines(
     def at(x: float, y: float) -> tuple[float, float]:
         return left + plot_w * x / x_most, top + plot_h * (1 - y / y_most)
 
-    body = [text(0, 12, axes.y_name), text(WIDTH, height - 4, axes.x_name, "end")]
+    body: list[str] = []
+    labels = [text(0, 12, axes.y_name), text(WIDTH, height - 4, axes.x_name, "end")]
     for tick in (binary_ticks if axes.binary else ticks)(y_most):
         _, y = at(0, tick)
         body.append(rule(left, y, WIDTH - right, y, "grid"))
-        body.append(text(left - 6, y + 4, axes.y(tick), "end"))
+        labels.append(text(left - 6, y + 4, axes.y(tick), "end"))
     for tick in binary_ticks(x_most):
         x, _ = at(tick, 0)
-        body.append(text(min(x, WIDTH - right - 12), height - 24, axes.x(tick), "middle"))
+        labels.append(text(min(x, WIDTH - right - 12), height - 24, axes.x(tick), "middle"))
     for s in series:
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in s.points)
         dash = " dashed" if s.dashed else ""
@@ -185,12 +187,12 @@ def lines(
     for value, name in drawn:
         _, y = at(0, value)
         body.append(rule(left, y, WIDTH - right, y, "limit"))
-        body.append(text(left + 4, y - 4, name, "start", "limit"))
+        labels.append(text(left + 4, y - 4, name, "start", "limit"))
     for mx, my, name in marks:
         x, y = at(mx, my)
         near_right = x > WIDTH / 2
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="mark"/>')
-        body.append(
+        labels.append(
             text(x - 7 if near_right else x + 7, y - 7, name, "end" if near_right else "start")
         )
-    return svg(height, title, body)
+    return svg(height, title, body + labels)
