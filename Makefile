@@ -16,6 +16,9 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 demo: $(VENV)/.demo
 	$(BIN)/gateup show smollm2
 	$(BIN)/gateup plan smollm2 --ctx 8192 --device 2GB
+# Exit code 1 says "it does not fit", which is what this one is to show.
+	$(BIN)/gateup plan llama-3-8b --quant q4_k_m --ctx 32768 --device 8GB || test $$? -eq 1
+	@echo 'gateup is $(BIN)/gateup; or first: . $(BIN)/activate'
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)

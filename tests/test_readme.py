@@ -57,6 +57,31 @@ def test_command_runs(command: str, tmp_path: Path, smollm2_gguf: Path) -> None:
     assert done.stdout.strip()
 
 
+SAMPLE = re.compile(r"^```sh\n(gateup [^\n]*)\n```\n\n```text\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_the_sample_is_what_the_command_prints(readme: str, tmp_path: Path) -> None:
+    """Where it fails, paste what the command prints now; … stands for what is left out."""
+    found = SAMPLE.search((ROOT / readme).read_text("utf-8"))
+    assert found is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "gateup", *shlex.split(found[1])[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    printed = iter(done.stdout.splitlines())
+    for line in found[2].splitlines():
+        if line.strip() != "…":
+            assert line in printed, line  # in this order
+
+
 @pytest.mark.parametrize("readme", READMES)
 def test_make_targets_exist(readme: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
