@@ -362,3 +362,21 @@ def test_cards_that_a_split_leaves_idle_are_said() -> None:
     assert "the split takes 2 of 4x H100 SXM; the others have nothing to do" in p.notes
     assert p.verdict is not None
     assert p.notes.count("the split takes 2 of 4x H100 SXM; the others have nothing to do") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "ubatch"), [({}, 2048), ({"ubatch": 512}, 512), ({"engine": "llama.cpp"}, 512)]
+)
+def test_vllm_is_planned_with_its_own_least_batch(given: dict[str, Any], ubatch: int) -> None:
+    p = plan("qwen3-0.6b", **{"engine": "vllm", "device": "24GB", **given})
+    assert p.scenario.workload.ubatch == ubatch
+    assert p.verdict is not None
+    if "engine" not in given:
+        assert f"--max-num-batched-tokens {ubatch} " in p.verdict.flags["vllm"]
+
+
+def test_fp8_is_a_kv_type_by_vllms_name() -> None:
+    p = plan("qwen3-0.6b", engine="vllm", kv="fp8", device="24GB")
+    assert p.scenario.workload.kv_type == "f8_e4m3"
+    assert p.verdict is not None
+    assert "--kv-cache-dtype fp8_e4m3" in p.verdict.flags["vllm"]

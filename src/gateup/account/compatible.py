@@ -56,7 +56,7 @@ def check_run(spec: ModelSpec, options: PlanOptions, workload: Workload) -> None
         for name, given in (
             ("kv", options.kv is not None),
             ("all-logits", options.all_logits),
-            ("ubatch", workload.ubatch != default["ubatch"]),
+            ("ubatch", options.ubatch is not None),
         ):
             if given:
                 raise UsageError(
@@ -65,7 +65,7 @@ def check_run(spec: ModelSpec, options: PlanOptions, workload: Workload) -> None
                     "reads every position's logits",
                 )
         return
-    if workload.ubatch != default["ubatch"] and engine not in _CHUNKED:
+    if options.ubatch is not None and engine not in _CHUNKED:
         raise _unused("ubatch", engine, _CHUNKED, "the whole prompt is one pass")
     if workload.execution != "eager" and engine in _CHUNKED:
         raise _unused(

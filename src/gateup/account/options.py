@@ -52,7 +52,9 @@ class PlanOptions:
     engine: str | None = option(
         None, "--engine", panel="Run", help="transformers, llama.cpp, vllm or gateup."
     )
-    ubatch: int = option(512, "--ubatch", panel="Run", help="Tokens per physical batch.")
+    ubatch: int | None = option(
+        None, "--ubatch", panel="Run", help="Tokens per physical batch (512; vLLM 2048)."
+    )
     execution: str = option("eager", "--exec", panel="Run", help="MLP as eager, fused or tiled.")
     tile: int = option(1024, "--tile", panel="Run", help="Tokens per tile (--exec tiled).")
     flash: bool = option(

@@ -38,6 +38,9 @@ from gateup.model.spec import ModelSpec
 
 DEFAULT_CTX = 4096
 
+# Tokens per physical batch: llama.cpp's n_ubatch, and the least that vLLM takes by itself.
+UBATCH, UBATCH_VLLM = 512, 2048
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -188,7 +191,7 @@ def _scenario(
         compute_dtype=dtype,
         kv_type=kv.lower(),
         engine=engine,
-        ubatch=options.ubatch,
+        ubatch=_ubatch(options, engine),
         execution=options.execution,  # type: ignore[arg-type]  # checked in PlanOptions
         tile=options.tile,
         last_logits=not options.all_logits,
@@ -207,6 +210,12 @@ def _scenario(
         parse_device(options.device) if options.device is not None else None,
     )
     return scenario.spread(), label, tuple(notes)
+
+
+def _ubatch(options: PlanOptions, engine: Engine) -> int:
+    if options.ubatch is not None:
+        return options.ubatch
+    return UBATCH_VLLM if engine == "vllm" else UBATCH
 
 
 def choose_format(
