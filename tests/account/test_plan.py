@@ -226,7 +226,7 @@ def test_an_adapter_folder_brings_its_rank_and_targets(tmp_path: Path) -> None:
     assert value(opened, "adapter.params") == 2 * 2 * (192 + 64)
     assert value(opened, "adapter.bytes") == 4 * 2 * 2 * (192 + 64)
     assert value(opened, "adapter.mlp_share") == 1.0
-    assert any("the adapter adapter (rank 2) is counted apart" in n for n in opened.notes)
+    assert any("the adapter in adapter (rank 2) is counted apart" in n for n in opened.notes)
     trained = plan(folder, train="lora", ctx=16)
     assert trained.workload.training is not None
     assert trained.workload.training.lora.rank == 2
