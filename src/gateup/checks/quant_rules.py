@@ -11,7 +11,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.padding import added_weights, config_key, widths
 from gateup.checks.rule import rule
-from gateup.checks.split_rules import declared_quant
+from gateup.checks.target import declared_quant
 from gateup.errors import GateupError, UnknownArchitectureError
 from gateup.model.families import GGUFTensor
 from gateup.model.quant.formats import FORMATS

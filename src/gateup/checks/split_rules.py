@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 from gateup.account.parallel import (
     Misfit,
@@ -19,77 +17,13 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.padding import EXPERT, added_weights, config_key, padded, widths
 from gateup.checks.rule import rule
-from gateup.errors import GateupError
-from gateup.model.quant.formats import StoredTensor, stored_as
-from gateup.model.quant.hf_formats import converted
-from gateup.model.quant.mix import kind_of
-from gateup.model.quant.mix import stored as stored_in
+from gateup.checks.target import Target, is_gguf, target
+from gateup.model.quant.formats import StoredTensor
 from gateup.model.spec import ModelSpec, MoESpec
 
 # Degrees that people use; "tp 2, 4, 8 then fit" is said of these.
 DEGREES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-IN_FILE = "the file's types"
 TILE = 128  # columns of a common GEMM tile on GPUs
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is split: the tensors with their blocks, and how that is known.
-
-    fmt     "awq:128", "q4_k_m", "bf16", or the label of a GGUF
-    stored  one per tensor; only `type` and `row` are looked at
-    source  "--quant awq:128", "config.json, field quantization_config", "shapes"
-    """
-
-    fmt: str
-    stored: tuple[StoredTensor, ...]
-    source: str
-
-
-def declared_quant(config: Mapping[str, Any]) -> str | None:
-    """The format that quantization_config stands for, as --quant names it; None: none known."""
-    settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping):
-        return None
-    method, group = settings.get("quant_method"), settings.get("group_size")
-    if method in ("awq", "gptq") and type(group) is int and 8 <= group < 100000:
-        return f"{method}:{group}"
-    block = settings.get("weight_block_size")
-    if method == "fp8" and isinstance(block, list) and block and type(block[0]) is int:
-        return f"fp8:{block[0]}" if 0 < block[0] < 100000 else None
-    return None
-
-
-def target(context: Context) -> Target:
-    """The format asked for, or declared, or that of the files; plain weights where none is."""
-    spec = context.spec
-    fmt = context.quant
-    source = f"--quant {fmt}"
-    if fmt is None:
-        fmt = declared_quant(spec.config)
-        source = f"{context.source('config')}, field quantization_config"
-    if fmt is None and context.checkpoint.kind == "gguf" and context.checkpoint.stored:
-        return Target(context.checkpoint.label, context.checkpoint.stored, IN_FILE)
-    if fmt is not None:
-        try:
-            return Target(fmt, _stored(spec, fmt.lower()), source)
-        except GateupError:
-            pass  # what cannot be stored at all is quant.group's and quant.rows' to report
-    return Target(spec.dtype or "bf16", stored_as(spec.rows, "bf16"), "shapes")
-
-
-def _stored(spec: ModelSpec, fmt: str) -> tuple[StoredTensor, ...]:
-    """As `mix.stored`, but without refusing rows that are no whole number of groups."""
-    if kind_of(fmt) != "hf":
-        return stored_in(spec, fmt)
-    return tuple(
-        StoredTensor(r.name, r.shape, fmt if converted(r, fmt) else "bf16", 0, r.params, r)
-        for r in spec.rows
-    )
-
-
-def _is_gguf(aim: Target) -> bool:
-    return aim.source == IN_FILE or (aim.source != "shapes" and kind_of(aim.fmt) == "gguf")
 
 
 def _legal(spec: ModelSpec, stored: tuple[StoredTensor, ...], up_to: int) -> list[int]:
@@ -130,8 +64,9 @@ def heads(context: Context) -> Iterable[Finding]:
     tp, aim = context.tp or 1, target(context)
     found = [m for m in misfits(context.spec, aim.stored, Parallel(tp=tp)) if m.kind != "width"]
     largest = _largest(context, aim.stored)
-    for m in found:
-        yield _head_finding(context, m, aim, largest)
+    for kind in dict.fromkeys(m.kind for m in found):
+        first = next(m for m in found if m.kind == kind)  # layers may differ; one is enough
+        yield _head_finding(context, first, aim, largest)
     if not found:
         yield from _fp8_rows(context, aim, largest)
         yield from _copied(context)
@@ -153,7 +88,7 @@ def _head_finding(context: Context, m: Misfit, aim: Target, largest: int) -> Fin
         cause = "Each rank computes whole heads: its rows of q, k, v and its columns of o."
     return Finding(
         "split.heads",
-        "error",
+        "warning" if m.kind == "o_proj" and is_gguf(aim) else "error",
         f"tp {tp} cannot be: {m.text}",
         (Evidence(key, found, expected, source),),
         cause,
@@ -271,7 +206,7 @@ def _width_finding(context: Context, m: Misfit, aim: Target) -> Finding:
     key = config_key(spec, m.what)
     problem = "no whole number of groups of " + str(m.group) if m.group > 1 else "not whole"
     # llama.cpp cuts every matrix by rows; only engines that cut down by columns meet its blocks.
-    only_blocks = m.value % tp == 0 and _is_gguf(aim)
+    only_blocks = m.value % tp == 0 and is_gguf(aim)
     return Finding(
         "split.width",
         "warning" if only_blocks else "error",
@@ -301,7 +236,7 @@ def _widths_finding(context: Context, found: list[Misfit], aim: Target) -> Findi
     groups = f" groups of {first.group}" if first.group > 1 else ""
     return Finding(
         "split.width",
-        "warning" if _is_gguf(aim) and all(m.value % tp == 0 for m in found) else "error",
+        "warning" if is_gguf(aim) and all(m.value % tp == 0 for m in found) else "error",
         f"tp {tp}: {len(found)} of the layers' widths give a rank no whole{groups or ' width'}",
         tuple(
             Evidence(
@@ -350,7 +285,7 @@ def _width_cause(m: Misfit, tp: int, aim: Target) -> str:
             f"That gate and up together, {2 * m.value // tp}, are a multiple of {m.group} is no"
             " help: each has scales of its own."
         )
-    if _is_gguf(aim):
+    if is_gguf(aim):
         lines.append("llama.cpp's own row split cuts every matrix by rows and is not concerned.")
     return " ".join(lines)
 
