@@ -1,8 +1,11 @@
-"""Contexts for rules without files: a spec, headers as a file would give them, settings."""
+"""Checkpoints for rules: descriptions without files, and files whose data is a hole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import struct
+from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,99 @@ from gateup.checks.context import Context
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.families import build_spec
 
+WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
 
-def _described(config: dict[str, Any], **parts: Any) -> Context:
+Tensors = dict[str, tuple[int, ...]]
+
+
+def _described(config: Mapping[str, Any], **parts: Any) -> Context:
     spec = build_spec(config, where="test", name="test")
-    checkpoint = Checkpoint(
-        spec, "config", Path("model/config.json"), (), None, "config.json", None
-    )
+    path = Path("model/config.json")
+    checkpoint = Checkpoint(spec, "config", path, (), None, "config.json", None)
     return Context(checkpoint, **parts)
+
+
+def _tensors(config: Mapping[str, Any]) -> Tensors:
+    spec = build_spec(config, where="test", name="test")
+    return {name: row.shape for name, row in spec.tensors()}
+
+
+def _safetensors(path: Path, tensors: Tensors, dtype: str) -> int:
+    """Write the header; the data is a hole of the right size. Its bytes."""
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        nbytes = prod(shape) * WIDTH[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    return at
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Tensors | None = None,
+    *,
+    dtype: str = "BF16",
+    shards: int = 0,
+    total_size: int | None = None,
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = _tensors(config) if tensors is None else tensors
+    if not shards:
+        _safetensors(folder / "model.safetensors", tensors, dtype)
+        return folder
+    weight_map, total, names = {}, 0, list(tensors)
+    size = -(-len(names) // shards)
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        part = {n: tensors[n] for n in names[i * size : (i + 1) * size]}
+        total += _safetensors(folder / file, part, dtype)
+        weight_map.update(dict.fromkeys(part, file))
+    metadata = {"total_size": total if total_size is None else total_size}
+    index = {"metadata": metadata, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """A three-layer Llama's config."""
+    return dict(TINY)
 
 
 @pytest.fixture
 def described() -> Callable[..., Context]:
     """(config, parts of the context) -> a context without weights."""
     return _described
+
+
+@pytest.fixture
+def tensors_of() -> Callable[..., Tensors]:
+    """config -> shape of every tensor that it describes, by name."""
+    return _tensors
+
+
+@pytest.fixture
+def write() -> Callable[..., Path]:
+    """(folder, config, tensors, dtype, shards, total_size) -> the folder with such a model."""
+    return _write

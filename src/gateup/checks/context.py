@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+from gateup.checks.edits import Edit, find_edit
 from gateup.checks.tokenizer_files import TokenizerInfo
 from gateup.errors import GateupError
 from gateup.files.adapter import Adapter
 from gateup.files.checkpoint import Checkpoint
+from gateup.files.mismatch import Kind, Mismatch
 from gateup.model.config import Config
 from gateup.model.spec import ModelSpec
 
@@ -46,6 +49,7 @@ class Context:
     base            a second model to compare with (`--base` beside a model)
     adapter         the adapter that goes on `checkpoint`
     adapter_config  its adapter_config.json, raw
+    zero_halves     its tensors that LoRA starts at zero and that hold zeros only
     tokenizer       the tokenizer's files, beside the model or given
     tp              tensor-parallel degree asked about
     quant           format asked about: "q4_k_m", "awq:128", "fp8:128"
@@ -54,12 +58,14 @@ class Context:
     generation      generation_config.json or the like, raw
     sources         part -> the file it was read from, for evidence
     unreadable      files beside the model that could not be read: the error of each
+    beside          files in the model's folder: name -> bytes
     """
 
     checkpoint: Checkpoint
     base: Checkpoint | None = None
     adapter: Adapter | None = None
     adapter_config: Mapping[str, Any] | None = None
+    zero_halves: tuple[str, ...] | None = None
     tokenizer: TokenizerInfo | None = None
     tp: int | None = None
     quant: str | None = None
@@ -68,6 +74,7 @@ class Context:
     generation: Mapping[str, Any] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     unreadable: tuple[GateupError, ...] = ()
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
@@ -77,6 +84,16 @@ class Context:
     def config(self) -> Config:
         """The model's config.json, or what GGUF metadata give for it, with typed getters."""
         return Config(self.spec.config, self.source("config"))
+
+    @cached_property
+    def edit(self) -> Edit | None:
+        """The edit of config.json that would make it describe the files, where there is one."""
+        return find_edit(self.checkpoint)
+
+    def mismatches(self, *kinds: Kind) -> list[Mismatch]:
+        """What differs between config and files, beyond what `edit` explains."""
+        found = self.edit.mismatches if self.edit else self.checkpoint.mismatches
+        return [m for m in found if m.kind in kinds]
 
     def source(self, part: str) -> str:
         """Where a part came from, as evidence names it: "config.json", "preset llama-3-8b"."""

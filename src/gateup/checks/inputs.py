@@ -11,8 +11,10 @@ from gateup.checks.context import Context
 from gateup.checks.tokenizer_files import TokenizerInfo, find_tokenizer, read_tokenizer
 from gateup.errors import ConfigError, GateupError, InputError, UsageError
 from gateup.files.adapter import CONFIG, Adapter, read_adapter
+from gateup.files.adapter_zero import zero_halves
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.files.config_json import read_json
+from gateup.files.folder import names_in
 from gateup.files.header import clip
 from gateup.files.opening import open_regular
 from gateup.model.quant.mix import kind_of
@@ -63,7 +65,7 @@ class _Side:
             self.unreadable.append(error)
             return None
         if value is not None:
-            self.sources[part] = str(path)
+            self.sources[part] = path.name
         return value
 
 
@@ -77,9 +79,9 @@ def read_context(ref: str | Path, request: Request) -> Context:
     folder = _folder(checkpoint)
     folders = [f for f in (adapter.path if adapter else None, folder) if f is not None]
     if checkpoint.kind in ("config", "safetensors") and folder is not None:
-        side.sources["config"] = str(folder / "config.json")
+        side.sources["config"] = "config.json"
     if adapter:
-        side.sources["adapter"] = str(adapter.path / CONFIG)
+        side.sources["adapter"] = CONFIG
     trainer, state = _trainer(request.trainer, side)
     if state is None:
         state = _first(side, "trainer_state", STATE, folders, _read_state)
@@ -88,6 +90,7 @@ def read_context(ref: str | Path, request: Request) -> Context:
         base=base,
         adapter=adapter,
         adapter_config=read_json(adapter.path / CONFIG) if adapter else None,
+        zero_halves=zero_halves(adapter) if adapter else None,
         tokenizer=_tokenizer(request.tokenizer, folders, side),
         tp=request.tp,
         quant=request.quant,
@@ -96,6 +99,7 @@ def read_context(ref: str | Path, request: Request) -> Context:
         generation=_generation(request.generation, folder, side),
         sources=side.sources,
         unreadable=tuple(side.unreadable),
+        beside=_sizes(folder) if folder else {},
     )
 
 
@@ -130,6 +134,18 @@ def _folder(checkpoint: Checkpoint) -> Path | None:
     return path if path.is_dir() else path.parent
 
 
+def _sizes(folder: Path) -> dict[str, int]:
+    """Weights in the model's folder: name -> bytes."""
+    sizes = {}
+    for name in names_in(folder):
+        if name.endswith((".safetensors", ".gguf")):
+            try:
+                sizes[name] = (folder / name).stat().st_size
+            except OSError:  # removed meanwhile, or a link to nothing
+                continue
+    return sizes
+
+
 def _first(
     side: _Side, part: str, name: str, folders: list[Path], reader: Callable[[Path], T]
 ) -> T | None:
@@ -141,7 +157,8 @@ def _first(
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    return read_json(path, max_bytes=MAX_STATE_BYTES)
+    """transformers writes NaN and Infinity into it as Python spells them."""
+    return read_json(path, max_bytes=MAX_STATE_BYTES, finite=False)
 
 
 def _tokenizer(asked: str | Path | None, folders: list[Path], side: _Side) -> TokenizerInfo | None:
@@ -190,7 +207,7 @@ def _generation(
 def read_settings(path: Path) -> Mapping[str, Any]:
     """A JSON or YAML file of settings, one object. Raises InputError, ConfigError."""
     if path.suffix.lower() not in (".yaml", ".yml"):
-        return read_json(path, max_bytes=MAX_STATE_BYTES)
+        return read_json(path, max_bytes=MAX_STATE_BYTES, finite=path.name != STATE)
     import yaml  # type: ignore[import-untyped]  # 30 ms that only YAML files need
 
     handle, size = open_regular(path)

@@ -262,6 +262,8 @@ def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect 
             strays.add(tensor)
             headers.append(tensor)
             continue
+        found_as = new_header((name, canonical, type_, shape, offset, nbytes, file))
+        headers.append(found_as)
         if place.main:
             counts = entry.main.get(type_)
             if counts is None:
@@ -269,12 +271,11 @@ def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect 
             counts[0] += 1
             counts[1] += nbytes
             if shape != entry.row.shape:
-                entry.wrong.append(tensor)
+                entry.wrong.append(found_as)
         else:
             entry.companions += nbytes
         if place.tail is not None:
             entry.tails.add(place.tail)
-        headers.append(new_header((name, canonical, type_, shape, offset, nbytes, file)))
     found = matcher.found
     quant = spec.config.get("quantization_config")
     stored = [
@@ -413,7 +414,7 @@ def match_gguf(spec: ModelSpec, tensors: Iterable[TensorHeader]) -> Matched:
             continue
         shape = described.ne[::-1]
         if _squeezed(tensor.shape) != _squeezed(shape):
-            wrong.append((shape, tensor))
+            wrong.append((shape, headers[-1]))
         stored.append(
             StoredTensor(name, tensor.shape, tensor.type, tensor.nbytes, described.params, row)
         )

@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from gateup.errors import HeaderError, InputError
+from gateup.errors import HeaderError, InputError, TruncatedError
 from gateup.files.config_json import parse_json, read_json
 from gateup.files.header import TensorHeader, clip, listed, many, new_header
 from gateup.files.mismatch import Mismatch, sentences
@@ -53,6 +53,8 @@ DTYPES: Mapping[str, str] = {
     "U8": "u8",
     "BOOL": "bool",
 }
+
+_AGAIN = "fetch the file again; the download did not finish"
 
 _STORED = {
     name: (key, FORMATS[key].block_size, FORMATS[key].block_bytes) for name, key in DTYPES.items()
@@ -104,7 +106,7 @@ def _truncated(path: Path, how: str) -> HeaderError:
     return HeaderError(
         f"{path.name} is truncated: {how}",
         where=str(path),
-        remedy="fetch the file again; the download did not finish",
+        remedy=_AGAIN,
     )
 
 
@@ -158,7 +160,15 @@ def _tensors(
         found.sort(key=itemgetter(4, 5))  # offset, nbytes: empty tensors first
         at = _check_cover(found, path, data_start)
     if at > size:
-        raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
+        raise TruncatedError(
+            f"{path.name} is truncated: its tensors end at byte {at:,}, the file at {size:,}",
+            where=str(path),
+            remedy=_AGAIN,
+            have=size,
+            need=at,
+            tensors=len(found),
+            cut=tuple(t.name for t in found if t.offset + t.nbytes > size),
+        )
     if at < size:
         raise HeaderError(
             f"{path.name} has {many(size - at, 'byte')} after its last tensor",
