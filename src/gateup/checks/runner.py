@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateup.checks import config_rules, layout_rules, tensor_rules
+from gateup.checks import (
+    config_rules,
+    layout_rules,
+    quant_rules,
+    split_rules,
+    tensor_rules,
+)
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Finding, Severity
 from gateup.checks.inputs import Request, Settings, read_context
@@ -14,7 +20,13 @@ from gateup.checks.rule import Rule, rules_of
 from gateup.errors import GateupError, UsageError
 
 # Modules whose rules run.
-MODULES = (config_rules, layout_rules, tensor_rules)
+MODULES = (
+    config_rules,
+    layout_rules,
+    quant_rules,
+    split_rules,
+    tensor_rules,
+)
 RULES: tuple[Rule, ...] = rules_of(MODULES)
 
 # What odd input can make a rule raise. Programs' own ends (KeyboardInterrupt, MemoryError, …)
