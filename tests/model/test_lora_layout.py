@@ -19,7 +19,7 @@ from gateup.model.lora_layout import (
     split_rows,
 )
 
-H, I, R = 6, 8, 3
+H, WIDTH, R = 6, 8, 3
 PHI3 = GateUpLayout(form="concat")
 LAYOUTS = (
     PHI3,
@@ -36,20 +36,20 @@ def whole(rng: np.random.Generator, *shape: int) -> Any:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parts_of_a_fused_adapter_add_the_rows_of_what_it_added(layout: GateUpLayout) -> None:
     rng = np.random.default_rng(0)
-    a, b = whole(rng, R, H), whole(rng, 2 * I, R)
+    a, b = whole(rng, R, H), whole(rng, 2 * WIDTH, R)
     (a_gate, b_gate), (a_up, b_up) = split_gate_up(a, b, layout)
     assert a_gate is a
     assert a_up is a
-    assert b_gate.shape == b_up.shape == (I, R)
+    assert b_gate.shape == b_up.shape == (WIDTH, R)
     joined = join(b_gate @ a_gate, b_up @ a_up, GateUpLayout(form=layout.form, order=layout.order))
     np.testing.assert_array_equal(joined, b @ a)
 
 
 def test_phi3_rows_are_gates_then_ups() -> None:
-    b = np.arange(2 * I * R).reshape(2 * I, R)
+    b = np.arange(2 * WIDTH * R).reshape(2 * WIDTH, R)
     (_, gate), (_, up) = split_gate_up(np.ones((R, H)), b, PHI3)
-    np.testing.assert_array_equal(gate, b[:I])
-    np.testing.assert_array_equal(up, b[I:])
+    np.testing.assert_array_equal(gate, b[:WIDTH])
+    np.testing.assert_array_equal(up, b[WIDTH:])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -58,10 +58,10 @@ def test_a_fused_adapter_adds_what_its_parts_added(
     layout: GateUpLayout, ranks: tuple[int, int]
 ) -> None:
     rng = np.random.default_rng(1)
-    gate, up = ((whole(rng, r, H), whole(rng, I, r)) for r in ranks)
+    gate, up = ((whole(rng, r, H), whole(rng, WIDTH, r)) for r in ranks)
     a, b = fuse_gate_up(gate, up, layout)
     assert a.shape == (sum(ranks), H)
-    assert b.shape == (2 * I, sum(ranks))
+    assert b.shape == (2 * WIDTH, sum(ranks))
     wanted = join(
         gate[1] @ gate[0], up[1] @ up[0], GateUpLayout(form=layout.form, order=layout.order)
     )
@@ -92,7 +92,7 @@ def test_qkv_is_cut_by_heads_and_fuses_block_diagonally() -> None:
 
 
 def test_torch_tensors_keep_their_dtype() -> None:
-    a, b = torch.ones(R, H, dtype=torch.bfloat16), torch.ones(2 * I, R, dtype=torch.bfloat16)
+    a, b = torch.ones(R, H, dtype=torch.bfloat16), torch.ones(2 * WIDTH, R, dtype=torch.bfloat16)
     gate, up = split_gate_up(a, b, PHI3)
     fused = fuse_gate_up(gate, up, PHI3)
     assert fused[1].dtype == torch.bfloat16
@@ -104,7 +104,9 @@ def test_against_a_wrapped_phi3_layer_of_peft() -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"gate_up_proj": torch.nn.Linear(H, 2 * I, bias=False)}).double()
+    model = torch.nn.ModuleDict(
+        {"gate_up_proj": torch.nn.Linear(H, 2 * WIDTH, bias=False)}
+    ).double()
     weight = model["gate_up_proj"].weight.detach().clone()
     config = LoraConfig(r=R, lora_alpha=12, target_modules=["gate_up_proj"], lora_dropout=0.0)
     layer = inject_adapter_in_model(config, model)["gate_up_proj"]
@@ -113,14 +115,15 @@ def test_against_a_wrapped_phi3_layer_of_peft() -> None:
     x = torch.randn(5, H, dtype=torch.float64)
     parts = split_gate_up(a.detach().double(), b.detach().double(), PHI3)
     rows = [
-        x @ (w + 12 / R * (pb @ pa)).T for w, (pa, pb) in zip(weight.split(I), parts, strict=True)
+        x @ (w + 12 / R * (pb @ pa)).T
+        for w, (pa, pb) in zip(weight.split(WIDTH), parts, strict=True)
     ]
     torch.testing.assert_close(torch.cat(rows, -1), layer(x), rtol=1e-6, atol=1e-6)
 
 
 def bad(which: str) -> None:
-    a, b = np.ones((R, H)), np.ones((2 * I, R))
-    half = (a, b[:I])
+    a, b = np.ones((R, H)), np.ones((2 * WIDTH, R))
+    half = (a, b[:WIDTH])
     if which == "rank":
         split_gate_up(a[:2], b, PHI3)
     elif which == "odd":
@@ -128,7 +131,7 @@ def bad(which: str) -> None:
     elif which == "split":
         split_gate_up(a, b, SPLIT)
     elif which == "input":
-        fuse_gate_up(half, (a[:, :4], b[:I]), PHI3)
+        fuse_gate_up(half, (a[:, :4], b[:WIDTH]), PHI3)
     elif which == "rows":
         fuse_gate_up(half, (a, b[:4]), PHI3)
     elif which == "sizes":

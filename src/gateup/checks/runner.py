@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateup.checks import (
+    adapter_rules,
+    adapter_size_rules,
     config_rules,
+    generation_rules,
     layout_rules,
     quant_rules,
+    rope_rules,
+    semantics_rules,
     split_rules,
+    state_rules,
+    stop_rules,
     tensor_rules,
+    trainer_rules,
+    trainer_size_rules,
 )
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Finding, Severity
@@ -21,11 +30,20 @@ from gateup.errors import GateupError, UsageError
 
 # Modules whose rules run.
 MODULES = (
+    adapter_rules,
+    adapter_size_rules,
     config_rules,
+    generation_rules,
     layout_rules,
     quant_rules,
+    rope_rules,
+    semantics_rules,
     split_rules,
+    state_rules,
+    stop_rules,
     tensor_rules,
+    trainer_rules,
+    trainer_size_rules,
 )
 RULES: tuple[Rule, ...] = rules_of(MODULES)
 
