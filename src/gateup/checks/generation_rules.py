@@ -35,16 +35,11 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50.0, "min_p": 0.0, "typi
 NARROW = 0.3
 COLD = 0.05  # at this temperature a lead of 0.15 in the logits is a factor of 20
 TINY = 8  # new tokens
-# Vocabularies below this are those of tests, whose configs keep their class's default ids.
-REAL_VOCAB = 1024
-IDS = ("eos_token_id", "pad_token_id", "bos_token_id")
 # Families whose authors say not to decode greedily: where they say it.
 LOOPS_GREEDILY = {
     "qwen3": "Qwen3's model card: do not decode greedily in thinking mode; temperature 0.6",
     "qwen3_moe": "Qwen3's model card: do not decode greedily in thinking mode; temperature 0.6",
 }
-# Texts that end a turn in common chat templates.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "</s>")
 
 
 def _raw(settings: Mapping[str, Any], name: str) -> tuple[str, Any] | None:
@@ -105,12 +100,15 @@ def samples(context: Context) -> bool:
         return False
     if settings.get("do_sample") is not None:
         return settings["do_sample"] is True
-    if "transformers_version" in settings or _is_transformers_file(context):
+    if is_transformers_file(context):
         return False
     return any(_raw(settings, name) is not None for name in SAMPLING)
 
 
-def _is_transformers_file(context: Context) -> bool:
+def is_transformers_file(context: Context) -> bool:
+    """Whether the settings are a generation_config.json, which transformers reads as it stands."""
+    if "transformers_version" in _settings(context):
+        return True
     return context.source("generation").replace("\\", "/").endswith("generation_config.json")
 
 
@@ -219,7 +217,7 @@ def greedy(context: Context) -> Iterable[Finding]:
             "warning",
             f"greedy decoding makes {family} repeat itself",
             (Evidence("do_sample", "false", "true", LOOPS_GREEDILY[family]),),
-            "A phrase once repeated makes itself more probable; without chance there is no way out.",
+            "A phrase once repeated makes itself more probable, and nothing ends it.",
             "do_sample true, temperature 0.6, top_p 0.95, top_k 20",
         )
 
