@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from gateup.checks.context import Context
+from gateup.checks.finding import Finding
 from gateup.files.checkpoint import Checkpoint
+from gateup.files.gguf import TYPES
 from gateup.model.families import build_spec
+from gateup.model.quant.formats import FORMATS, row_nbytes
 
 WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 TINY = {
@@ -87,6 +90,74 @@ def _write(
     index = {"metadata": metadata, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> bytes:
+    """A metadata value with its type in front."""
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    if value and isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+
+
+def _gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[str, Any]],
+    *,
+    size: int | None = None,
+    cut: int = 0,
+) -> Path:
+    """`size` is reached by a filler string in the metadata; the last `cut` bytes are left out."""
+    numbers = {name: number for number, name in TYPES.items()}
+    table, at = b"", 0
+    for name, (type_, ne) in tensors.items():
+        at = -(-at // 32) * 32
+        table += _text(name)
+        table += struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, numbers[type_], at)
+        at += row_nbytes(FORMATS[type_], ne[0]) * prod(ne[1:])
+    keys = b"".join(_text(k) + _value(v) for k, v in metadata.items())
+    count, fixed = len(metadata), 24
+    if size is not None:
+        filler = size - at - fixed - len(keys) - len(table) - len(_text("filler")) - 12
+        keys += _text("filler") + struct.pack("<I", 8) + _text(" " * filler)
+        count += 1
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), count) + keys + table
+    start = -(-len(head) // 32) * 32
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(start + at - cut)
+    return path
+
+
+@pytest.fixture
+def write_gguf() -> Callable[..., Path]:
+    """(path, metadata, {name: (type, ne)}, size, cut) -> the path of such a GGUF."""
+    return _gguf
+
+
+def _only(findings: Any, rule: str) -> Finding:
+    found = [f for f in findings if f.rule == rule]
+    assert len(found) == 1, [f"{f.rule}: {f.title}" for f in findings]
+    return found[0]
+
+
+@pytest.fixture
+def only() -> Callable[..., Finding]:
+    """(findings, rule id) -> the one finding of that rule."""
+    return _only
 
 
 @pytest.fixture

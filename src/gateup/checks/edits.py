@@ -96,9 +96,15 @@ def find_edit(checkpoint: Checkpoint) -> Edit | None:
         config[key] = value
         if not weight:
             break
-    if not changes or any(m.kind == "shape" for m in current):
+    if not changes or any(m.kind == "shape" for m in current) or _one_shard(changes):
         return None
     return Edit(changes, kept + current)
+
+
+def _one_shard(changes: Mapping[str, tuple[Value | None, Value]]) -> bool:
+    """Whether every field is divided by one number: that is a rank's share, not an edit."""
+    ratios = {old / new for old, new in changes.values() if old and new}
+    return len(changes) > 1 and len(ratios) == 1 and ratios.pop() in (2, 4, 8, 16)
 
 
 def _said(value: Any) -> Value | None:

@@ -46,10 +46,7 @@ def in_words(layout: GateUpLayout) -> str:
 
 def cut(layout: GateUpLayout) -> str:
     """The expression that takes gate out of the fused tensor, for people who cut it by hand."""
-    if layout.orientation == "in_out":
-        axis = "..., {}"
-    else:
-        axis = ":, {}" if layout.stacked else "{}"
+    axis = "..., {}" if layout.orientation == "in_out" else ":, {}" if layout.stacked else "{}"
     even, odd = ("::2", "1::2") if layout.form == "interleaved" else (":I", "I:")
     gate, up = (even, odd) if layout.order == "gate_up" else (odd, even)
     return f"gate = W[{axis.format(gate)}], up = W[{axis.format(up)}]"
