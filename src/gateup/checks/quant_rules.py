@@ -93,7 +93,7 @@ def _group_finding(context: Context, fmt: str, wrong: dict[str, list[TensorSpec]
     return Finding(
         "quant.group",
         "warning" if block else "error",
-        f"{count:,} matrices are no whole {'blocks' if block else 'groups'} of {fmt}",
+        f"{_matrices(count)} no whole {'blocks' if block else 'groups'} of {fmt}",
         tuple(evidence[:6]),
         "transformers lets the last block be short; vLLM and SGLang refuse it."
         if block
@@ -102,6 +102,10 @@ def _group_finding(context: Context, fmt: str, wrong: dict[str, list[TensorSpec]
         "; or ".join(_group_remedies(context.spec, fmt, inputs)),
         {"matrices": count, "group": demand_in, "widths": ", ".join(map(str, sorted(inputs)))},
     )
+
+
+def _matrices(count: int) -> str:
+    return "1 matrix is" if count == 1 else f"{count:,} matrices are"
 
 
 def _group_remedies(spec: ModelSpec, fmt: str, inputs: set[int]) -> Iterable[str]:
@@ -191,12 +195,13 @@ def _rows_finding(
                 f"{CURRENT.build}, --quant {fmt}",
             )
         )
-    kinds = sorted({_kind(t.name) for t, _, _ in changed})
+    kinds, many = sorted({_kind(t.name) for t, _, _ in changed}), len(changed) > 1
     share = f"{100 * extra / (total - extra):.1f}%"
     return Finding(
         "quant.rows",
         "warning",
-        f"{label}: {len(changed)} tensors cannot have the type meant for them",
+        f"{label}: {len(changed)} tensor{'s' * many} cannot have the type meant for"
+        f" {'them' if many else 'it'}",
         tuple(evidence[:6]),
         f"A row must be whole blocks, and rows of {_listed({t.ne[0] for t, _, _ in changed})} are"
         f" not. Only {', '.join(kinds[:6])} {'are' if len(kinds) > 1 else 'is'} concerned; the"

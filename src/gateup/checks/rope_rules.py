@@ -117,6 +117,16 @@ def _main_base(context: Context) -> float | None:
     return full.base
 
 
+def _unscaled_limit(config: Mapping[str, Any]) -> int:
+    """Positions a known model reads without scaling."""
+    scaled = [r for r in ropes(config) if r.kind not in ("", "default")]
+    for source in (*(r.values for r in scaled), config if scaled else {}):
+        original = known.number(source.get("original_max_position_embeddings"))
+        if original:
+            return int(original)
+    return int(known.number(config.get("max_position_embeddings")) or 0)
+
+
 def _against_twins(context: Context, base: float, twins: list[Any]) -> Iterable[Finding]:
     spec = context.spec
     bases = [float(p.config["rope_theta"]) for p in twins]
@@ -142,7 +152,7 @@ def _against_twins(context: Context, base: float, twins: list[Any]) -> Iterable[
         )
         return
     alike = [p for p, b in zip(twins, bases, strict=True) if known.same(b, base)]
-    limits = [p.config.get("max_position_embeddings") or 0 for p in alike]
+    limits = [_unscaled_limit(p.config) for p in alike]
     promised = spec.max_position_embeddings or 0
     scaled = any(r.kind not in ("", "default") for r in ropes(spec.config))
     if alike and not scaled and 0 < max(limits) < promised:
@@ -150,8 +160,8 @@ def _against_twins(context: Context, base: float, twins: list[Any]) -> Iterable[
         yield Finding(
             "semantics.rope_base",
             "warning",
-            f"{promised:,} positions are promised; {twin.name}, with the same base and no scaling,"
-            f" has {max(limits):,}",
+            f"{promised:,} positions are promised; {twin.name}, of the same base, has"
+            f" {max(limits):,} without scaling",
             (
                 Evidence(
                     "max_position_embeddings",
