@@ -340,7 +340,7 @@ def unmatched_targets(
             Evidence(
                 f"{field}: {shown(m.pattern)}",
                 "matches no linear module",
-                " or ".join(m.near),
+                " and ".join(m.near),
                 f"module names of {spec.family}",
             )
             for m in unmatched[:8]

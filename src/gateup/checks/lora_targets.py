@@ -130,7 +130,7 @@ def nearest(spec: ModelSpec, name: str) -> tuple[str, ...]:
     means = {n for group in MEANINGS if name in group for n in group}
     if means:
         return tuple(n for n in own if n in means and n != name)
-    return tuple(get_close_matches(name, own, n=2, cutoff=0.6))
+    return tuple(get_close_matches(name, own, n=1, cutoff=0.6))
 
 
 def fused_in(spec: ModelSpec, name: str) -> str | None:
