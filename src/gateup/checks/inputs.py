@@ -24,6 +24,7 @@ MAX_STATE_BYTES = 64 << 20
 # Trainers' YAML files stay under 10 kB; the parser reads about 1 MB a second.
 MAX_YAML_BYTES = 256 << 10
 MAX_ALIASES = 16
+MAX_DEPTH = 32
 STATE = "trainer_state.json"
 GENERATION = "generation_config.json"
 
@@ -221,9 +222,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
         data = handle.read(MAX_YAML_BYTES)
     try:
         text = data.decode("utf-8")
-        aliases = sum(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, yaml.SafeLoader))
-        if aliases > MAX_ALIASES:  # they can make a tree of billions of leaves out of 1 kB
-            raise ValueError(f"it has {aliases:,} aliases, {MAX_ALIASES} are taken")
+        _bound(yaml, text)
         value = yaml.safe_load(text)
     except UnicodeDecodeError as e:
         raise ConfigError(
@@ -234,8 +233,6 @@ def read_settings(path: Path) -> Mapping[str, Any]:
         line = "" if mark is None else f", line {mark.line + 1}"
         what = getattr(e, "problem", None) or "a value cannot be read"
         raise ConfigError(f"not YAML: {what}", where=f"{path}{line}") from None
-    except RecursionError:
-        raise ConfigError("the YAML is nested too deeply", where=str(path)) from None
     except ValueError as e:  # a date without such a day, a number of thousands of digits
         raise ConfigError(f"a value cannot be read: {clip(str(e))}", where=str(path)) from None
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
@@ -243,3 +240,19 @@ def read_settings(path: Path) -> Mapping[str, Any]:
             f"{path.name} does not hold settings", where=str(path), expected="lines of key: value"
         )
     return value
+
+
+def _bound(yaml: Any, text: str) -> None:
+    """ValueError for a document that is deeper or shares more than settings do."""
+    depth = aliases = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+        if depth > MAX_DEPTH:  # 5,000 brackets take the parser 18 s
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        if aliases > MAX_ALIASES:  # they can make a tree of billions of leaves out of 1 kB
+            raise ValueError(f"it has more than {MAX_ALIASES} aliases")
