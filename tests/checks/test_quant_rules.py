@@ -163,6 +163,11 @@ def test_short_fp8_blocks_warn(described: Described) -> None:
     assert "vLLM and SGLang refuse" in found.cause
 
 
+def test_fp8_as_published_says_nothing(described: Described) -> None:
+    """DeepSeek-V3 is published in FP8 blocks, with 576 rows in the replicated kv_a_proj."""
+    assert run("quant.group", described(config("deepseek-v3"), quant="fp8:128")) == []
+
+
 def test_a_group_the_method_does_not_have(described: Described) -> None:
     (found,) = run("quant.group", described(config("llama-3-8b"), quant="awq:100"))
     assert found.severity == "error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_lost_scaling(described: Described, preset: str, trained: int) -> None:
     assert found.numbers["trained"] == trained
 
 
+def test_scaling_of_a_gguf_is_not_seen(described: Described) -> None:
+    """Metadata give the base; how positions are scaled, the description does not keep."""
+    plain = described(config("gpt-oss-20b", rope_scaling=None))
+    assert len(run("semantics.rope_base", plain)) == 1
+    gguf = replace(plain, checkpoint=replace(plain.checkpoint, kind="gguf"))
+    assert run("semantics.rope_base", gguf) == []
+    part = described(config("llama-3.1-8b", rope_scaling={"rope_type": "llama3"}))
+    assert len(run("semantics.rope_scaling", part)) == 1
+    gguf = replace(part, checkpoint=replace(part.checkpoint, kind="gguf"))
+    assert run("semantics.rope_scaling", gguf) == []
+
+
 def test_the_base_inside_rope_parameters(described: Described) -> None:
     new = config("llama-3-8b", rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     del new["rope_theta"]
@@ -136,6 +149,13 @@ def test_more_of_yarn(described: Described, preset: str, factor: float) -> None:
     assert found.title.startswith(f"yarn: {factor:g} × 4,096")
 
 
+def test_a_context_cut_below_the_original_is_no_fault(described: Described) -> None:
+    (found,) = run(
+        "semantics.rope_scaling", described(config("gpt-oss-20b", max_position_embeddings=2048))
+    )
+    assert found.severity == "note"
+
+
 @pytest.mark.parametrize("factor", [0, 0.5, -8, "8", True])
 def test_a_factor_that_does_not_stretch(described: Described, factor: Any) -> None:
     (found,) = run("semantics.rope_scaling", described(scaled("llama-3.1-8b", factor=factor)))[:1]
@@ -157,7 +177,7 @@ def test_llama3_scaling_with_parts_missing(described: Described) -> None:
 def test_an_original_limit_above_the_new_one(described: Described) -> None:
     model = config("llama-3.1-8b", max_position_embeddings=4096)
     (found,) = run("semantics.rope_scaling", described(model))
-    assert found.severity == "warning"
+    assert found.severity == "note"
     assert "8,192 is more than max_position_embeddings 4,096" in found.title
 
 

@@ -241,11 +241,20 @@ def faults(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) 
 
 def misfits(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[Misfit]:
     """What forbids this split, number by number; empty when it can be."""
+    return _misfits(spec, _groups(stored), parallel)
+
+
+def _groups(stored: Sequence[StoredTensor]) -> tuple[int, int]:
+    """(of o, of the down projections)"""
+    return block_group(stored, "attention_row"), block_group(stored)
+
+
+def _misfits(spec: ModelSpec, groups: tuple[int, int], parallel: Parallel) -> list[Misfit]:
     if parallel.tp == parallel.ep == 1:
         return []
     return [
-        *_head_misfits(spec, block_group(stored, "attention_row"), parallel.tp),
-        *_width_misfits(spec, block_group(stored), parallel),
+        *_head_misfits(spec, groups[0], parallel.tp),
+        *_width_misfits(spec, groups[1], parallel),
     ]
 
 
@@ -297,9 +306,11 @@ def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
 
 def largest_tp(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> int:
     """The largest legal tensor-parallel degree not above the one asked for."""
-    for tp in range(parallel.tp, 1, -1):
+    groups = _groups(stored)
+    most = max((x.num_heads for x in _attention(spec)), default=parallel.tp)
+    for tp in range(min(parallel.tp, most), 1, -1):
         nests = tp % parallel.ep == 0 or parallel.ep % tp == 0
-        if nests and not faults(spec, stored, replace(parallel, tp=tp)):
+        if nests and not _misfits(spec, groups, replace(parallel, tp=tp)):
             return tp
     return 1
 

@@ -155,6 +155,8 @@ def _against_twins(context: Context, base: float, twins: list[Any]) -> Iterable[
     limits = [_unscaled_limit(p.config) for p in alike]
     promised = spec.max_position_embeddings or 0
     scaled = any(r.kind not in ("", "default") for r in ropes(spec.config))
+    if context.checkpoint.kind == "gguf":
+        return  # scaling stands in metadata that the description does not keep
     if alike and not scaled and 0 < max(limits) < promised:
         twin = alike[limits.index(max(limits))]
         yield Finding(
@@ -255,22 +257,12 @@ def _factor(context: Context, rope: Rope) -> Iterable[Finding]:
                 "write the new limit divided by the old one",
             )
             return
-        if rope.kind == "yarn" and original and limit and not known.same(factor * original, limit):
-            yield _finding(
-                context,
-                "warning",
-                f"yarn: {factor:g} × {original:,.0f} = {factor * original:,.0f} positions, but"
-                f" max_position_embeddings is {limit:,}",
-                ("max_position_embeddings", f"{limit:,}", f"{factor * original:,.0f}"),
-                "vLLM multiplies and serves the product; transformers has taken the ratio of the"
-                f" limits, {limit / original:g}, for the attention scale. The two disagree here.",
-                f"write max_position_embeddings: {factor * original:.0f}, or factor:"
-                f" {max(limit / original, 1):g}",
-            )
+        if rope.kind == "yarn" and original and limit and limit >= original:
+            yield from _product(context, factor, original, limit)
     if original and limit and original > limit:
         yield _finding(
             context,
-            "warning",
+            "note",
             f"original_max_position_embeddings {original:,.0f} is more than"
             f" max_position_embeddings {limit:,}",
             (
@@ -278,9 +270,26 @@ def _factor(context: Context, rope: Rope) -> Iterable[Finding]:
                 f"{original:,.0f}",
                 f"at most {limit:,}",
             ),
-            "The original limit is the one before stretching.",
-            "one of the two numbers is not the model's",
+            "The positions end before the scaling begins to matter: it is applied for nothing."
+            " That is so where someone shortened the context to save memory.",
+            "",
         )
+
+
+def _product(context: Context, factor: float, original: float, limit: int) -> Iterable[Finding]:
+    """yarn: the factor times the old limit is the new one."""
+    if known.same(factor * original, limit):
+        return
+    yield _finding(
+        context,
+        "warning",
+        f"yarn: {factor:g} × {original:,.0f} = {factor * original:,.0f} positions, but"
+        f" max_position_embeddings is {limit:,}",
+        ("max_position_embeddings", f"{limit:,}", f"{factor * original:,.0f}"),
+        "vLLM multiplies and serves the product; transformers has taken the ratio of the limits,"
+        f" {limit / original:g}, for the attention scale. The two disagree here.",
+        f"write max_position_embeddings: {factor * original:.0f}, or factor: {limit / original:g}",
+    )
 
 
 def _llama3(context: Context, rope: Rope) -> Iterable[Finding]:

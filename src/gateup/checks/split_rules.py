@@ -186,17 +186,17 @@ def width(context: Context) -> Iterable[Finding]:
     aim = target(context)
     split = Parallel(tp=context.tp or 1)
     found = [m for m in misfits(context.spec, aim.stored, split) if m.kind == "width"]
+    largest = _largest(context, aim.stored) if found else 1
     for what in dict.fromkeys(m.what for m in found):
         alike = [m for m in found if m.what == what]
         if len(alike) == 1:
-            yield _width_finding(context, alike[0], aim)
+            yield _width_finding(context, alike[0], aim, largest)
         else:
-            yield _widths_finding(context, alike, aim)
+            yield _widths_finding(context, alike, aim, largest)
 
 
-def _width_finding(context: Context, m: Misfit, aim: Target) -> Finding:
+def _width_finding(context: Context, m: Misfit, aim: Target, largest: int) -> Finding:
     spec, tp = context.spec, context.tp or 1
-    largest = _largest(context, aim.stored)
     added = added_weights(spec, m.what, m.value, m.nearest)
     rank = f"{m.value / tp:.6g}"
     blocks = f" = {_blocks(m.value // tp, m.group)}" if m.value % tp == 0 and m.group > 1 else ""
@@ -216,7 +216,7 @@ def _width_finding(context: Context, m: Misfit, aim: Target) -> Finding:
             *_per_rank(m, aim),
         ),
         _width_cause(m, tp, aim),
-        "; ".join(_width_remedies(context, m, aim)),
+        "; ".join(_width_remedies(context, m, aim, largest)),
         {
             "tp": tp,
             "width": m.value,
@@ -228,11 +228,10 @@ def _width_finding(context: Context, m: Misfit, aim: Target) -> Finding:
     )
 
 
-def _widths_finding(context: Context, found: list[Misfit], aim: Target) -> Finding:
+def _widths_finding(context: Context, found: list[Misfit], aim: Target, largest: int) -> Finding:
     """One finding for a model whose layers have widths of their own."""
     spec, tp, first = context.spec, context.tp or 1, found[0]
     added = sum(added_weights(spec, m.what, m.value, m.nearest) for m in found)
-    largest = _largest(context, aim.stored)
     groups = f" groups of {first.group}" if first.group > 1 else ""
     return Finding(
         "split.width",
@@ -301,7 +300,7 @@ def _factors(n: int) -> str:
     return " × ".join(map(str, parts + [n] * (n > 1)))
 
 
-def _width_remedies(context: Context, m: Misfit, aim: Target) -> Iterable[str]:
+def _width_remedies(context: Context, m: Misfit, aim: Target, largest: int) -> Iterable[str]:
     spec, tp = context.spec, context.tp or 1
     if m.what == EXPERT and _experts_whole(spec, aim, tp):
         yield (
@@ -318,7 +317,6 @@ def _width_remedies(context: Context, m: Misfit, aim: Target) -> Iterable[str]:
         + _smaller_pads(m, tp)
     )
     yield from _smaller_group(m, aim, tp)
-    largest = _largest(context, aim.stored)
     yield f"as it is, --tp {largest} is the largest that fits"
     if m.group > 1:
         lower = m.value // (tp * m.group) * tp * m.group
