@@ -162,7 +162,8 @@ def memory(context: Context) -> Iterable[Finding]:
     yield Finding(
         "trainer.memory",
         "warning" if now > USUAL else "note",
-        f"{sizes.tokens:,} tokens {how} gradient checkpointing take {now / GIB:.1f} GiB {per_rank}",
+        f"{sizes.tokens:,} tokens {how} gradient checkpointing take about "
+        f"{now / GIB:.1f} GiB {per_rank}",
         _memory_evidence(run, sizes),
         "One step does not fit one card."
         if run.checkpointing
