@@ -376,6 +376,42 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         read_tokenizer(tmp_path / "nowhere")
 
 
+def gguf_with(
+    folder: Path, write_gguf: Make, model: Config, tokens: int | None, **ids: int
+) -> Path:
+    metadata = {**model["metadata"], **{f"tokenizer.ggml.{k}_token_id": v for k, v in ids.items()}}
+    if tokens is not None:
+        metadata["tokenizer.ggml.tokens"] = [f"t{i}" for i in range(tokens)]
+    tensors = {n: ("f16", ne) for n, ne in model["tensors"].items()}
+    return write_gguf(folder / "m.gguf", metadata, tensors)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("tokens", [159, 161, 9000])
+def test_a_gguf_has_a_row_for_each_token(
+    tmp_path: Path, write_gguf: Make, converted: Config, only: Make, tokens: int
+) -> None:
+    """9,000 strings are stepped over, not kept: their number is known all the same."""
+    path = gguf_with(tmp_path, write_gguf, converted["llama"], tokens)
+    found = only(check(path).findings, "config.gguf_vocab")
+    assert (found.severity, found.numbers) == ("error", {"tokens": tokens, "rows": 160})
+
+
+@pytest.mark.parametrize("tokens", [160, None])
+def test_a_gguf_whose_tokens_fit_says_nothing(
+    tmp_path: Path, write_gguf: Make, converted: Config, tokens: int | None
+) -> None:
+    assert rules(gguf_with(tmp_path, write_gguf, converted["llama"], tokens, eos=2)) == set()
+
+
+def test_special_tokens_beyond_the_list(
+    tmp_path: Path, write_gguf: Make, converted: Config, only: Make
+) -> None:
+    path = gguf_with(tmp_path, write_gguf, converted["llama"], 160, eos=160, bos=159)
+    found = only(check(path).findings, "config.gguf_vocab")
+    assert found.severity == "warning"
+    assert found.numbers == {"id": 160, "tokens": 160}
+
+
 # ---- widths per block ----------------------------------------------------------------------------
 
 MULTS = {1.95: 21504, 4.875: 53248, 5.25: 57344, 31.40625: 343040, 39.0: 425984}

@@ -74,11 +74,31 @@ def test_names_from_files_are_harmless(described: Make, tiny: dict[str, Any]) ->
 def test_summaries(described: Make, tiny: dict[str, Any]) -> None:
     context = described(tiny)
     two = tuple(Finding("a.b", "error", "t") for _ in range(2))
-    assert summary(CheckReport("n", two, ("a.b",), {}, {}, context)) == "2 errors; 1 rules ran"
+    assert summary(CheckReport("n", two, ("a.b",), {}, {}, context)) == "2 errors; 1 rule ran"
     assert summary(CheckReport("n", (), ("a",), {"b": ""}, {"c": ""}, context)) == (
-        "nothing found; 1 rules ran, 1 skipped, 1 failed"
+        "nothing found; 1 rule ran, 1 skipped, 1 failed"
     )
     assert "cannot be read" in summary(CheckReport("n", two))
+
+
+def test_what_was_skipped_is_counted_by_topic(described: Make, tiny: dict[str, Any]) -> None:
+    skipped = {"a.x": "no a", "a.y": "no a", "b.z": "no a", "a.w": "no c"}
+    text = shown(render, CheckReport("n", (), (), skipped, {}, described(tiny)))
+    assert "not checked, no a: a.* (2), b.z" in text
+    assert "not checked, no c: a.w" in text
+
+
+def test_a_report_prints_itself(faulty: CheckReport, capsys: pytest.CaptureFixture[str]) -> None:
+    faulty.print()
+    assert capsys.readouterr().out == str(faulty) == shown(render, faulty)
+    assert faulty.to_dict() == to_json(faulty)
+
+
+def test_numbers_that_json_does_not_have(described: Make, tiny: dict[str, Any]) -> None:
+    numbers = {"a": float("nan"), "b": float("inf"), "c": 1.5}
+    finding = Finding("a.b", "note", "t", numbers=numbers)
+    document = to_json(CheckReport("n", (finding,), (), {}, {}, described(tiny)))
+    assert document["findings"][0]["numbers"] == {"a": "nan", "b": "inf", "c": 1.5}
 
 
 def test_json_is_valid_and_complete(faulty: CheckReport) -> None:

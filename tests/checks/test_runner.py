@@ -247,6 +247,9 @@ def test_what_is_not_there_is_an_error_and_what_cannot_be_read_a_finding(tmp_pat
         check(str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="no such adapter"):
         check("llama-3-8b", adapter=tmp_path / "nowhere")
+    for named in ({"trainer": "no.yaml"}, {"generation": "no.json"}, {"base": "no-model"}):
+        with pytest.raises(InputError):
+            check("smollm2", **named)  # type: ignore[arg-type]
     report = check(tmp_path)
     assert (report.readable, report.exit_code) == (False, 2)
     assert [f.rule for f in report.findings] == ["files.readable"]
@@ -344,11 +347,16 @@ def test_adapters_and_bases(tmp_path: Path, write: Make, tiny: Config) -> None:
         assert report.context.adapter_config is not None
         assert report.context.base is None
         assert report.context.spec.hidden_size == 64
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "someone/elsewhere"
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert check(adapter).exit_code == 2
+    assert check(adapter, base=base).readable
     both = check(base, base="llama-3-8b").context
     assert both is not None
     assert both.base is not None
     with pytest.raises(UsageError, match="--adapter names another"):
-        check(adapter, adapter=adapter)
+        check(adapter, adapter=adapter, base=base)
 
 
 @pytest.mark.parametrize("tp", [-1, 1025])

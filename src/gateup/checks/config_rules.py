@@ -12,6 +12,7 @@ from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rule import rule
 from gateup.checks.shapes import Width, Wrong, odd_widths, shard_degree, wrong_shapes
 from gateup.checks.words import SHOWN, in_layers
+from gateup.files.gguf import Skipped
 from gateup.files.header import many
 from gateup.files.mismatch import Mismatch
 from gateup.model.families import family_of
@@ -358,6 +359,47 @@ def vocab(context: Context) -> Iterable[Finding]:
             "never shrink the matrix to len(tokenizer)",
             {**numbers, "padding": V - need},
         )
+
+
+@rule("config.gguf_vocab", "A GGUF's embedding has a row for each of its tokens", needs=["headers"])
+def gguf_vocab(context: Context) -> Iterable[Finding]:
+    """llama.cpp takes the vocabulary's size from the list of tokens and wants an embedding of
+    exactly so many rows: its converter fills the list up with [PAD…] tokens where config.json
+    has more rows than the tokenizer has entries. Token ids of bos, eos and the like must be in it.
+
+    Example: tokenizer.ggml.tokens holds 151,665 strings, token_embd.weight has 151,936 rows. The
+    file does not load: "tensor 'token_embd.weight' has wrong shape".
+    """
+    tokens = context.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if context.checkpoint.kind != "gguf" or not isinstance(tokens, list | Skipped):
+        return
+    count = tokens.length if isinstance(tokens, Skipped) else len(tokens)
+    V = context.spec.vocab_size
+    if count and count != V:
+        yield Finding(
+            "config.gguf_vocab",
+            "error",
+            f"the GGUF lists {count:,} tokens, its embedding has {V:,} rows",
+            (Evidence("token_embd.weight", f"{V:,} rows", f"{count:,}", "tokenizer.ggml.tokens"),),
+            "llama.cpp wants one row for each token and refuses the file. Embedding and tokenizer "
+            "come from different models, or a converter did not pad the list.",
+            "convert again with the model's own tokenizer in the folder; llama.cpp's converter "
+            "pads the list by itself",
+            {"tokens": count, "rows": V},
+        )
+    for key in ("bos", "eos", "unknown", "padding"):
+        name = f"tokenizer.ggml.{key}_token_id"
+        number = context.checkpoint.metadata.get(name)
+        if isinstance(number, int) and number >= max(count, 1):
+            yield Finding(
+                "config.gguf_vocab",
+                "warning",
+                f"{name} is {number:,}, the list has {count:,} tokens",
+                (Evidence(name, f"{number:,}", f"below {count:,}", "tokenizer.ggml.tokens"),),
+                "llama.cpp warns and takes its default, so the text may not end where it should.",
+                "convert again with the model's own tokenizer in the folder",
+                {"id": number, "tokens": count},
+            )
 
 
 @rule("config.blocks", "Widths per block are given in one way")

@@ -70,12 +70,12 @@ class _Side:
         return value
 
 
-def read_context(ref: str | Path, request: Request) -> Context:
-    """Everything a check of `ref` may look at. Raises GateupError.
+def read_context(checkpoint: Checkpoint, request: Request) -> Context:
+    """Everything a check of `checkpoint` may look at. Raises GateupError.
 
     What was named must be readable; what merely lies beside the model need not be.
     """
-    checkpoint, base, adapter = _models(ref, request)
+    base, adapter = _others(checkpoint, request)
     side = _Side()
     folder = _folder(checkpoint)
     folders = [f for f in (adapter.path if adapter else None, folder) if f is not None]
@@ -104,28 +104,22 @@ def read_context(ref: str | Path, request: Request) -> Context:
     )
 
 
-def _models(
-    ref: str | Path, request: Request
-) -> tuple[Checkpoint, Checkpoint | None, Adapter | None]:
-    """(model, a second one to compare with, adapter)."""
+def _others(checkpoint: Checkpoint, request: Request) -> tuple[Checkpoint | None, Adapter | None]:
+    """(a second model to compare with, adapter). An adapter's folder has taken its base already."""
+    if checkpoint.adapter is not None:
+        if request.adapter is not None:
+            raise UsageError(
+                "the model is an adapter's folder, and --adapter names another adapter",
+                remedy="check one adapter at a time: gateup check BASE --adapter ADAPTER",
+            )
+        return None, checkpoint.adapter
+    base = None if request.base is None else open_model(request.base)
     if request.adapter is None:
-        checkpoint = open_model(ref)
-        if checkpoint.adapter is not None and request.base is not None:
-            checkpoint = open_model(ref, base=request.base)
-            return checkpoint, None, checkpoint.adapter
-        base = None if request.base is None else open_model(request.base)
-        return checkpoint, base, checkpoint.adapter
-    folder = Path(request.adapter)
+        return base, None
+    folder = Path(request.adapter).expanduser()
     if not folder.exists():
         raise InputError("there is no such adapter folder", where=str(folder))
-    adapter = read_adapter(folder if folder.is_dir() else folder.parent)
-    checkpoint = open_model(ref)
-    if checkpoint.adapter is not None:
-        raise UsageError(
-            "the model is an adapter's folder, and --adapter names another adapter",
-            remedy="check one adapter at a time: gateup check BASE --adapter ADAPTER",
-        )
-    return checkpoint, None if request.base is None else open_model(request.base), adapter
+    return base, read_adapter(folder if folder.is_dir() else folder.parent)
 
 
 def _folder(checkpoint: Checkpoint) -> Path | None:

@@ -1,9 +1,12 @@
-"""A check in the terminal and as JSON (docs/json-schema.md says what each path means)."""
+"""What a check found, in the terminal and as JSON (docs/json-schema.md explains each path)."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -12,14 +15,61 @@ from rich.text import Text
 
 from gateup import __version__
 from gateup.account.report import units
-from gateup.account.report.tables import heading, line
-from gateup.checks.context import NEEDS
+from gateup.account.report.tables import heading, line, make_console
+from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Evidence, Finding, Severity
 from gateup.checks.rule import Rule
-from gateup.checks.runner import CheckReport
 
 SCHEMA = "gateup.check/1"
 STYLES: Mapping[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.
+
+    name      the model's, as opened; the ref where it could not be opened
+    findings  errors first, then by rule
+    ran       ids of the rules that ran to their end
+    skipped   rule -> why it did not run
+    failed    rule -> what it stumbled over: a fault of the rule, or input odder than it foresaw
+    context   what the rules saw; None where the model could not be read
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    ran: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    context: Context | None = None
+
+    def count(self, severity: Severity) -> int:
+        return sum(f.severity == severity for f in self.findings)
+
+    @property
+    def readable(self) -> bool:
+        return self.context is not None
+
+    @property
+    def exit_code(self) -> int:
+        """0: no errors; 1: errors found; 2: the model could not be read."""
+        if not self.readable:
+            return 2
+        return 1 if self.count("error") else 0
+
+    def print(self) -> None:
+        """What `gateup check` prints."""
+        render(self, make_console())
+
+    def __str__(self) -> str:
+        """The same as plain text."""
+        text = io.StringIO()
+        render(self, make_console(text))
+        return text.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `gateup check --json` (schema gateup.check/1)."""
+        return to_json(self)
 
 
 def render(report: CheckReport, console: Console) -> None:
@@ -43,7 +93,7 @@ def summary(report: CheckReport) -> str:
         return "the model cannot be read: nothing else was checked"
     counts = [(report.count(s), s) for s in SEVERITIES]
     found = ", ".join(f"{n} {s}{'s' if n > 1 else ''}" for n, s in counts if n)
-    parts = [f"{len(report.ran)} rules ran"]
+    parts = [f"{len(report.ran)} rule{'s' if len(report.ran) != 1 else ''} ran"]
     if report.skipped:
         parts.append(f"{len(report.skipped)} skipped")
     if report.failed:
@@ -52,10 +102,14 @@ def summary(report: CheckReport) -> str:
 
 
 def _by_reason(skipped: Mapping[str, str]) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
+    """Reason -> what was skipped for it: "adapter.* (12)" where there are several of a topic."""
+    topics: dict[str, dict[str, list[str]]] = {}
     for rule, reason in skipped.items():
-        out.setdefault(reason, []).append(rule)
-    return out
+        topics.setdefault(reason, {}).setdefault(rule.partition(".")[0], []).append(rule)
+    return {
+        reason: [r[0] if len(r) == 1 else f"{t}.* ({len(r)})" for t, r in by_topic.items()]
+        for reason, by_topic in topics.items()
+    }
 
 
 def _finding(finding: Finding, console: Console) -> None:
@@ -155,8 +209,13 @@ def _finding_json(f: Finding) -> dict[str, Any]:
         ],
         "cause": f.cause,
         "remedy": f.remedy,
-        "numbers": dict(f.numbers),
+        "numbers": {k: _number(v) for k, v in f.numbers.items()},
     }
+
+
+def _number(value: int | float | str) -> int | float | str:
+    """JSON has no NaN and no infinity: as words."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def rules_to_json(rules: Iterable[Rule]) -> list[dict[str, Any]]:

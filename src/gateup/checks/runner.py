@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 
 from gateup.checks import (
@@ -23,10 +22,12 @@ from gateup.checks import (
     trainer_size_rules,
 )
 from gateup.checks.context import NEEDS, Context
-from gateup.checks.finding import SEVERITIES, Finding, Severity
+from gateup.checks.finding import SEVERITIES, Finding
 from gateup.checks.inputs import Request, Settings, read_context
+from gateup.checks.report import CheckReport
 from gateup.checks.rule import Rule, rules_of
 from gateup.errors import GateupError, UsageError
+from gateup.files.checkpoint import open_model
 
 # Modules whose rules run.
 MODULES = (
@@ -59,40 +60,6 @@ STUMBLES = (
     TypeError,
     ValueError,
 )
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """What a check found.
-
-    name      the model's, as opened; the ref where it could not be opened
-    findings  errors first, then by rule
-    ran       ids of the rules that ran to their end
-    skipped   rule -> why it did not run
-    failed    rule -> what it stumbled over: a fault of the rule, or input odder than it foresaw
-    context   what the rules saw; None where the model could not be read
-    """
-
-    name: str
-    findings: tuple[Finding, ...]
-    ran: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-    context: Context | None = None
-
-    def count(self, severity: Severity) -> int:
-        return sum(f.severity == severity for f in self.findings)
-
-    @property
-    def readable(self) -> bool:
-        return self.context is not None
-
-    @property
-    def exit_code(self) -> int:
-        """0: no errors; 1: errors found; 2: the model could not be read."""
-        if not self.readable:
-            return 2
-        return 1 if self.count("error") else 0
 
 
 def run_rules(context: Context, rules: Iterable[Rule] = RULES) -> CheckReport:
@@ -133,8 +100,8 @@ def check(
     """What is wrong with `ref`, from headers and settings alone; no weights are read.
 
     >>> import gateup
-    >>> gateup.check("smollm2").findings
-    ()
+    >>> gateup.check("smollm2").exit_code
+    0
 
     ref         as for gateup.open: folder, file, adapter folder, preset, "smollm2"
     adapter     an adapter's folder to check against `ref`
@@ -146,7 +113,8 @@ def check(
     generation  a generation_config.json, or its settings as a mapping
 
     A model that is there and cannot be read gives a report with that one finding. Raises
-    UsageError for options that cannot be, InputError for what is not there.
+    GateupError for options that cannot be, and for named files that are not there or cannot be
+    read.
     """
     if deep:
         raise UsageError(
@@ -155,14 +123,12 @@ def check(
         )
     request = Request(adapter, base, tokenizer, tp, quant, trainer, generation)
     try:
-        context = read_context(ref, request)
-    except UsageError:
-        raise
+        checkpoint = open_model(ref, base=base)
     except GateupError as error:
         if not _is_there(ref):
             raise
         return CheckReport(str(ref), (tensor_rules.unreadable(error),))
-    return run_rules(context)
+    return run_rules(read_context(checkpoint, request))
 
 
 def _is_there(ref: str | Path) -> bool:
