@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -209,6 +210,48 @@ def test_find_rule() -> None:
     with pytest.raises(UsageError) as e:
         find_rule("config.width")
     assert "did you mean config.widths" in str(e.value)
+
+
+def spoil(random: Random, config: Config, tensors: dict[str, tuple[int, ...]]) -> None:
+    """One change that an edit, a writer or an accident could have made."""
+    kind = random.randrange(5)
+    name, field = random.choice(list(tensors)), random.choice(list(config))
+    shape, value = tensors[name], config[field]
+    if kind == 0:
+        sizes = (0, 1, 3, *shape, *(2 * d for d in shape), *(d // 2 for d in shape))
+        length = random.choice((len(shape), len(shape), 0, 1, 2, 3))
+        tensors[name] = tuple(random.choice(sizes) for _ in range(length))
+    elif kind == 1:
+        del tensors[name]
+    elif kind == 2:
+        tensors[random.choice(("module.", "x.", "model.")) + name] = tensors.pop(name)
+    elif kind == 3:
+        stray = ("lm_head.weight", "layers.0.mlp.linear_fc1.weight", "model.layers.9.a", "a.bias")
+        tensors[random.choice(stray)] = (4, 4)
+    elif isinstance(value, bool):
+        config[field] = not value
+    elif isinstance(value, int):
+        config[field] = random.choice((2 * value, max(value // 2, 1), value + 1))
+    else:
+        config[field] = random.choice((None, -1, "x", [1], {}, 1.5, True, 2**70))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_rule_stumbles_over_spoiled_models(
+    converted: Config, tmp_path: Path, write: Make, tensors_of: Make, seed: int
+) -> None:
+    random = Random(seed)
+    for _ in range(12):
+        name = random.choice(sorted(converted))
+        config = json.loads(json.dumps(converted[name]["config"]))
+        tensors = tensors_of(config)
+        for _ in range(random.randint(1, 4)):
+            spoil(random, config, tensors)
+        quant = random.choice((None, "q4_k_m", "awq:128"))
+        report = check(write(tmp_path / "m", config, tensors), tp=2, quant=quant)
+        assert not report.failed, (name, config)
+        json.dumps(report.to_dict(), allow_nan=False)
+        assert str(report)
 
 
 # ---- what is asked -------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ class Wrong(NamedTuple):
     def transposed(self) -> bool:
         """The last two axes have changed places."""
         found, said = self.tensor.shape, self.expected
-        return len(found) >= 2 and found != said and found == (*said[:-2], said[-1], said[-2])
+        if min(len(found), len(said)) < 2 or found == said:
+            return False
+        return found == (*said[:-2], said[-1], said[-2])
 
 
 def wrong_shapes(context: Context) -> list[Wrong]:
