@@ -423,6 +423,23 @@ def test_attention_only_elsewhere(
     assert one(check(base, adapter=adapter), "adapter.attention_only").numbers["params"] == params
 
 
+@pytest.mark.parametrize(
+    ("base", "params"),
+    [
+        # experts alone: E·r·((H + 2I) + (I + H)) a layer
+        ("gpt-oss-20b", 24 * 32 * 8 * ((2880 + 5760) + (2880 + 2880))),
+        # PEFT gives the fused gate_up of converted experts twice the rank; the router is no MLP
+        ("mixtral-8x7b", 32 * 8 * 8 * (2 * (4096 + 28672) + (14336 + 4096))),
+    ],
+)
+def test_what_experts_would_cost(base: str, params: int) -> None:
+    from gateup.checks.adapter_rules import mlp_cost
+
+    cost = mlp_cost(presets.spec(base), 8)
+    assert cost is not None
+    assert cost[:2] == (params, 2 * params)
+
+
 @pytest.mark.parametrize("leaves", [ALL, ("q_proj", "down_proj"), ("gate_proj", "up_proj")])
 def test_attention_with_any_of_the_mlp_is_silent(tmp_path: Path, leaves: tuple[str, ...]) -> None:
     adapter = write_adapter(tmp_path / "a", shapes_of("llama-3-8b", leaves))

@@ -210,6 +210,7 @@ def test_too_few_steps_for_the_adapter(tmp_path: Path, rate: float, steps: int) 
         {"log_history": [{"loss": [1], "grad_norm": {}, "learning_rate": True}]},
         {"log_history": [{"loss": 10**400, "step": -1}], "global_step": "9", "max_steps": 1.5},
         {"log_history": [{"loss": 1.0, "step": 1}] * 3000},
+        {"log_history": [{"loss": 1e308, "learning_rate": 1e308, "step": 9}] * 30},
     ],
 )
 def test_odd_states(state: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from gateup.checks.finding import Finding
 from gateup.checks.runner import CheckReport, check
+from gateup.checks.trainer_keys import LLAMAFACTORY
 
 # LLaMA-Factory's own kind of file, for a LoRA run.
 HEALTHY: dict[str, Any] = {
@@ -368,3 +371,24 @@ def test_with_a_tokenizer_it_is_certain(tmp_path: Path) -> None:
     path.write_text(text % str(added).replace("'", '"'))
     report = checked(HEALTHY | {"template": "qwen"}, tokenizer=tmp_path)
     assert of(report, "trainer.template") == []
+
+
+# --- odd input -------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2.5, 10**30, 10**400, float("nan"), float("inf"), 1e308, 1 << 39, 1 << 41),
+    *("", "all", "lora", "full", "1e-4", "x" * 5000, "(", "\0", "llama3"),
+    *([], {}, [1], ["q_proj"], [["a"]], {"use_reentrant": True}),
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_rule_stumbles(seed: int) -> None:
+    chance = random.Random(seed)
+    for base in ("llama-3-8b", "gpt-oss-20b", "mixtral-8x7b", "phi-3-mini", "gpt2"):
+        keys = [*chance.sample([*HEALTHY, *HEALTHY_TRAINER, *HEALTHY_PEFT], 6)]
+        keys += chance.sample(sorted(LLAMAFACTORY), 2)
+        report = checked({k: chance.choice(ODD) for k in keys}, base)
+        for f in report.findings:
+            json.dumps(dict(f.numbers), allow_nan=False)
+            assert f.title.isprintable()

@@ -143,7 +143,7 @@ def test_f3_logits_for_every_position() -> None:
 
     def logits(ctx: int, *, every: bool) -> int:
         made = plan("gemma-3-4b", ctx=ctx, dtype="f32", all_logits=every)
-        return sum(int(i.figure.value) for i in made.memory.items if i.group == "logits")
+        return sum(int(i.figure.value) for i in made.memory.items if i.label == "logits")
 
     vocab = plan("gemma-3-4b").spec.vocab_size
     per_token = logits(2001, every=True) - logits(2000, every=True)

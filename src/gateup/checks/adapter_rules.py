@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gateup.account.lora import adapter_nbytes, adapter_rows
+from gateup.account.lora import CONVERTED, adapter_nbytes, adapter_rows
 from gateup.account.workload import LoRA
 from gateup.checks.adapter_parts import Pair, pairs_of
 from gateup.checks.context import Context
@@ -19,6 +19,7 @@ from gateup.checks.lora_targets import (
     split_in,
 )
 from gateup.checks.rule import rule
+from gateup.errors import UsageError
 from gateup.files.adapter import Adapter
 from gateup.files.header import listed, many
 from gateup.model import presets
@@ -430,14 +431,18 @@ def attention_only(context: Context) -> Iterable[Finding]:
 
 
 def mlp_cost(spec: ModelSpec, rank: int) -> tuple[int, int, str] | None:
-    """(parameters, bytes of the file in bf16, names) of adapters of that rank on every MLP."""
-    if not any(r.part == "mlp" and r.matmul and not r.experts for r in spec.rows) and not any(
-        r.experts for r in spec.rows
-    ):
-        return None
-    rows = adapter_rows(spec, LoRA(rank=rank, targets=("mlp",)))
-    names = list(dict.fromkeys(leaf_of(r.name) for r in rows if r.row.part == "mlp"))
-    return sum(r.params for r in rows), adapter_nbytes(rows, "bf16"), ", ".join(names)
+    """(parameters, bytes of the file in bf16, names) of adapters of that rank on every MLP, routed
+    experts included; None where the model has none that LoRA reaches."""
+    dense = any(r.part == "mlp" and r.matmul and not r.experts for r in spec.rows)
+    stacked = any(r.experts for r in spec.rows) and spec.family not in CONVERTED
+    for targets in (("mlp", "experts"), ("experts",)) if stacked else (("mlp",),) * dense:
+        try:
+            rows = adapter_rows(spec, LoRA(rank=max(rank, 1), targets=targets))
+        except UsageError:  # "mlp" means no module where all of it is experts
+            continue
+        names = dict.fromkeys(leaf_of(r.name) for r in rows)
+        return sum(r.params for r in rows), adapter_nbytes(rows, "bf16"), ", ".join(names)
+    return None
 
 
 def attention_note(

@@ -15,6 +15,8 @@ from gateup.checks.trainer_size_rules import HALF_STEP, reach, too_few
 
 # Below this many logged losses a trend cannot be told from noise.
 MIN_LOG = 10
+# No loss is as large, and means of such numbers overflow.
+HUGE = 1e30
 # A drop of less than 2% that is also within twice its standard error is none.
 FLAT, SIGMAS = 0.02, 2.0
 REENTRANT = (
@@ -96,7 +98,7 @@ def loss(context: Context) -> Iterable[Finding]:
     log = _log(context)
     if not log.loss:
         return
-    broken = [(s, v) for s, v in log.loss if not math.isfinite(v)]
+    broken = [(s, v) for s, v in log.loss if not abs(v) < HUGE]
     zero = [(s, v) for s, v in log.loss if v == 0]
     source = _source(context)
     if broken:
@@ -294,7 +296,7 @@ def steps(context: Context) -> Iterable[Finding]:
             "",
             {"step": log.step, "max_steps": log.max_steps},
         )
-    rates = [v for _, v in log.rate if math.isfinite(v)]
+    rates = [v for _, v in log.rate if abs(v) < HUGE]
     size = _size(context)
     if not log.step or not rates or size is None:
         return
