@@ -17,10 +17,9 @@ import gateup
 from gateup.checks import runner
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import Finding
-from gateup.checks.inputs import Request, read_settings
 from gateup.checks.rule import Rule, rule, rules_of
 from gateup.checks.runner import RULES, STUMBLES, check, find_rule, run_rules
-from gateup.errors import ConfigError, GateupError, InputError, UsageError
+from gateup.errors import InputError, UsageError
 from gateup.model.presets import PRESETS
 
 Config = dict[str, Any]
@@ -300,59 +299,6 @@ def test_what_is_not_there_is_an_error_and_what_cannot_be_read_a_finding(tmp_pat
     assert "not JSON" in check(tmp_path).findings[0].title
 
 
-def test_settings_from_yaml_and_json(tmp_path: Path) -> None:
-    yaml = tmp_path / "train.yaml"
-    yaml.write_text("lora_rank: 8\nlora_target: [q_proj, v_proj]\nlearning_rate: 1.0e-4\n")
-    assert read_settings(yaml) == {
-        "lora_rank": 8,
-        "lora_target": ["q_proj", "v_proj"],
-        "learning_rate": 1e-4,
-    }
-    file = tmp_path / "train.json"
-    file.write_text('{"r": 8}')
-    assert read_settings(file) == {"r": 8}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", "not YAML"),
-        ("- 1\n- 2\n", "does not hold settings"),
-        ("1: 2\n", "does not hold settings"),
-        ("", "does not hold settings"),
-        ("a: !!python/object/apply:os.system [ls]", "not YAML"),
-        ("a: 2024-13-45\n", "a value cannot be read"),
-        ("[" * 5000 + "]" * 5000, "nested more than 32 deep"),
-        ("a: &a [1]\n" + "".join(f"b{i}: *a\n" for i in range(20)), "more than 16 aliases"),
-        ("a: " + "x" * (300 << 10), "has 307,203 bytes"),
-        (b"a: \xff", "not UTF-8"),
-    ],
-)
-def test_broken_yaml(tmp_path: Path, text: str | bytes, message: str) -> None:
-    file = tmp_path / "t.yaml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=message) as e:
-        read_settings(file)
-    assert "t.yaml" in str(e.value)
-
-
-def test_a_trainer_s_file_with_a_log_is_a_run_s_state(
-    tmp_path: Path, write: Make, tiny: Config
-) -> None:
-    folder = write(tmp_path / "m", tiny)
-    context = check(folder, trainer={"log_history": []}).context
-    assert context is not None
-    assert (context.trainer, context.trainer_state) == (None, {"log_history": []})
-    (folder / "trainer_state.json").write_text('{"log_history": [{"loss": 1.0}]}')
-    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
-    context = check(folder, trainer={"lora_rank": 8}).context
-    assert context is not None
-    assert context.trainer == {"lora_rank": 8}
-    assert context.trainer_state == {"log_history": [{"loss": 1.0}]}
-    assert context.generation == {"temperature": 0.5}
-    assert context.source("generation") == "generation_config.json"
-
-
 def test_adapters_and_bases(tmp_path: Path, write: Make, tiny: Config) -> None:
     from safetensors.numpy import save_file
 
@@ -400,12 +346,6 @@ def test_adapters_and_bases(tmp_path: Path, write: Make, tiny: Config) -> None:
     assert both.base is not None
     with pytest.raises(UsageError, match="--adapter names another"):
         check(adapter, adapter=adapter, base=base)
-
-
-@pytest.mark.parametrize("tp", [-1, 1025])
-def test_degrees_that_cannot_be(tp: int) -> None:
-    with pytest.raises(GateupError):
-        Request(tp=tp)
 
 
 # ---- the command line ----------------------------------------------------------------------------

@@ -143,8 +143,17 @@ def test_missing_tensors(
         del tensors[name]
     found = only(check(write(tmp_path / "m", tiny, tensors)).findings, "tensors.missing")
     assert found.severity == "error"
-    assert found.numbers == {"tensors": 2, "params": 96 * 64 + 64}
+    assert found.numbers == {"tensors": 2, "params": 96 * 64 + 64, "elsewhere": 0}
     assert found.title == "2 tensors in no file (6,208 parameters): layer 1 and norm"
+
+
+def test_names_with_a_wrapper_s_prefix(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    tensors = {"net._fsdp." + n: s for n, s in tensors_of(tiny).items()}
+    found = only(check(write(tmp_path / "m", tiny, tensors)).findings, "tensors.missing")
+    assert found.numbers["elsewhere"] == 30
+    assert found.remedy == "strip 'net._fsdp.' from the names"
 
 
 def test_missing_experts(

@@ -156,7 +156,9 @@ def _candidates(
     layers = _layers(headers)
     if kinds & {"absent", "beyond"} and layers and layers != spec.num_layers:
         yield from ((key, layers) for key in LAYERS if key in config)
-    if kinds & {"absent", "unknown"}:
+    # Where not even the embedding is there, the names are others and no flag is at fault.
+    named = not any(r.part == "embedding" for m in mismatches if m.kind == "absent" for r in m.rows)
+    if named and kinds & {"absent", "unknown"}:
         yield from ((key, not config.get(key, False)) for key in FLAGS if _worth(key, config))
 
 

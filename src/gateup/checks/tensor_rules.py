@@ -178,18 +178,34 @@ def missing(context: Context) -> Iterable[Finding]:
             else (f"{many(len(rows), 'tensor')} in no file ({params:,} parameters)")
         )
         source = context.source("config")
+        prefix, there = _elsewhere(context, rows)
         shown = listed([*m.names], SHOWN) if partly else listed([r.name for r in rows], SHOWN)
         yield Finding(
             "tensors.missing",
             "error",
             f"{what}: {where(rows)}",
             (Evidence(shown, "absent", _shapes(rows), source),),
-            "The files are not the whole model that config.json describes, or they use names that "
-            "the architecture does not have.",
-            "fetch all files of one revision; if the names differ, convert the checkpoint to those "
-            "of its architecture",
-            {"tensors": len(rows), "params": params},
+            f"{there:,} of them are there with {prefix!r} in front of the name: a wrapper's."
+            if there
+            else "The files are not the whole model that config.json describes, or they use names "
+            "that the architecture does not have.",
+            f"strip {prefix!r} from the names"
+            if there
+            else "fetch all files of one revision; if the names differ, convert the checkpoint to "
+            "those of its architecture",
+            {"tensors": len(rows), "params": params, "elsewhere": there},
         )
+
+
+def _elsewhere(context: Context, rows: Sequence[TensorSpec]) -> tuple[str, int]:
+    """(prefix, how many of the rows the files have under it)."""
+    names = {t.name for m in context.mismatches("unknown") for t in m.tensors}
+    for row in rows[:3]:
+        for name in names:
+            if name.endswith("." + row.name):
+                prefix = name.removesuffix(row.name)
+                return prefix, sum(prefix + r.name in names for r in rows)
+    return "", 0
 
 
 def _shapes(rows: Sequence[TensorSpec]) -> str:
