@@ -39,6 +39,8 @@ def test_only_ffn_down_falls_back(described: Described) -> None:
     by_type = {e.expected.split(",")[0]: e.found for e in found.evidence}
     assert by_type["Q3_K"] == "rows of 14464 = 56.5 × 256: Q4_0 (IQ4_NL in older builds)"
     assert "Only blk.*.ffn_down.weight is concerned" in found.cause
+    assert found.cause.startswith("A row must be whole blocks, and rows of 14464 are not.")
+    assert found.title == "Q3_K_S: 32 tensors cannot have the type meant for them"
     assert found.numbers["tensors"] == 32
     assert "pad intermediate_size 14464 to 14592" in found.remedy
     assert f"costs {3 * 4096 * 128 * 32:,} weights" in found.remedy
@@ -155,6 +157,25 @@ def test_a_width_is_padded_before_quantising(described: Described) -> None:
 def test_whole_groups_say_nothing(described: Described, fmt: str) -> None:
     for preset in ("llama-3-8b", "qwen2-0.5b", "qwen2.5-72b"):
         assert run("quant.group", described(config(preset), quant=fmt)) == []
+
+
+def test_one_matrix(described: Described) -> None:
+    """One dense layer before the experts: one down_proj of 10944."""
+    (found,) = run("quant.group", described(config("deepseek-v2-lite"), quant="gptq:128"))
+    assert found.title == "1 matrix is no whole groups of gptq:128"
+    assert found.evidence[0].subject == "model.layers.0.mlp.down_proj.weight"
+    (found,) = run("quant.group", described(config("smollm2-135m"), quant="awq:128"))
+    assert found.title == "180 matrices are no whole groups of awq:128"
+    assert found.evidence[0].subject.endswith("q_proj.weight and 29 like it")
+
+
+def test_the_largest_group_that_fits_all_is_offered(described: Described) -> None:
+    model = config("llama-2-7b", intermediate_size=11040)
+    (found,) = run("quant.group", described(model, quant="awq:128"))
+    assert found.remedy.startswith("use awq:32,")  # 11040 = 172.5 × 64
+    none = config("llama-2-7b", intermediate_size=11016)
+    (found,) = run("quant.group", described(none, quant="awq:128"))
+    assert "use awq" not in found.remedy
 
 
 def test_short_fp8_blocks_warn(described: Described) -> None:

@@ -125,9 +125,27 @@ def test_one_base_for_each_kind_of_layer(described: Described) -> None:
     assert len(run("semantics.rope_base", described(new))) == 1
 
 
-def test_a_base_that_is_none(described: Described) -> None:
-    (found,) = run("semantics.rope_base", described(config("llama-3-8b", rope_theta=-1.0)))
+@pytest.mark.parametrize("base", [-1.0, 0])
+def test_a_base_that_is_none(described: Described, base: float) -> None:
+    (found,) = run("semantics.rope_base", described(config("llama-3-8b", rope_theta=base)))
     assert found.severity == "error"
+    assert run("semantics.rope_base", described(config("bert-base"))) == []
+
+
+def test_a_factor_of_1_is_a_factor(described: Described) -> None:
+    linear = {"type": "linear", "factor": 1.0}
+    assert run("semantics.rope_scaling", described(config("llama-2-7b", rope_scaling=linear))) == []
+    linear["factor"] = 0.99
+    assert (
+        len(run("semantics.rope_scaling", described(config("llama-2-7b", rope_scaling=linear))))
+        == 1
+    )
+
+
+def test_default_settings_are_no_scaling(described: Described) -> None:
+    default = {"rope_type": "default", "factor": 0.5}
+    model = config("llama-2-7b", rope_scaling=default)
+    assert run("semantics.rope_scaling", described(model)) == []
 
 
 def test_yarn_whose_product_is_not_the_limit(described: Described) -> None:
@@ -187,6 +205,9 @@ def test_longrope_with_too_few_factors(described: Described, key: str) -> None:
         (found,) = run("semantics.rope_scaling", described(scaled(preset, **{key: [1.0] * 47})))
         assert found.severity == "error"
         assert found.title == f"longrope: {key} has 47 of 48 factors"
+        assert (found.evidence[0].found, found.evidence[0].expected) == ("47", "48")
+        (found,) = run("semantics.rope_scaling", described(scaled(preset, **{key: None})))
+        assert found.evidence[0].found == "no list"
 
 
 @pytest.mark.parametrize("kind", ["ntk", "", 5, None])

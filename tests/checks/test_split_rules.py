@@ -197,6 +197,57 @@ def test_padding_goes_by_the_configs_own_description(described: Described) -> No
         assert found.numbers["added_weights"] == after.spec.params - before.spec.params
 
 
+def test_an_unquantised_width_that_is_odd(described: Described) -> None:
+    """Without groups the width need only be a multiple of tp; the text speaks of no groups."""
+    (found,) = run("split.width", described(config("llama-3-8b", intermediate_size=14338), tp=8))
+    assert found.severity == "error"
+    assert found.title == "tp 8: intermediate_size 14338 gives 1792.25 a rank, not whole"
+    assert [(e.subject, e.found, e.expected) for e in found.evidence] == [
+        ("intermediate_size", "14338 / 8 = 1792.25", "a multiple of 8"),
+        (
+            "intermediate_size a rank",
+            "14338 / 7169 / 3584.5 / 1792.25 at tp 1 / 2 / 4 / 8",
+            "whole at tp 1, 2",
+        ),
+    ]
+    assert found.cause == (
+        "gate and up are cut by rows and down by columns, I / tp channels a rank. "
+        "14338 = 2 × 67 × 107 does not divide by 8."
+    )
+    assert found.remedy == (
+        f"pad to 14344: tp 2, 4, 8 then fit; costs {3 * 4096 * 6 * 32:,} weights and changes no"
+        " output (14340 is enough for tp 4); as it is, --tp 2 is the largest that fits"
+    )
+
+
+def test_the_width_s_own_groups_are_named(described: Described) -> None:
+    (found,) = run("split.width", described(config("qwen2.5-72b"), tp=8, quant="awq:128"))
+    assert found.evidence[0].expected == "a multiple of 1024 (8 ranks × groups of 128)"
+    assert found.evidence[0].source == "--quant awq:128"
+    assert found.evidence[1].found == "29568 / 14784 / 7392 / 3696 at tp 1 / 2 / 4 / 8"
+    assert "or quantise" not in found.remedy  # 29568 / 8 = 3696 = 115.5 × 32
+    assert "do not lower intermediate_size to 28672: it drops 896" in found.remedy
+
+
+def test_experts_fewer_than_ranks_stay_cut(described: Described) -> None:
+    """8 experts on 16 ranks: expert parallel cannot keep each whole."""
+    model = config("mixtral-8x7b", intermediate_size=14208, quantization_config=FP8)
+    (at_8,) = run("split.width", described(model, tp=8))
+    assert at_8.remedy.startswith("expert parallel")
+    wider = {**model, "num_attention_heads": 64, "head_dim": 64}
+    (at_16,) = run("split.width", described(wider, tp=16))
+    assert "expert parallel" not in at_16.remedy
+
+
+def test_padding_that_the_heads_do_not_follow(described: Described) -> None:
+    model = config("qwen2-0.5b", intermediate_size=4865)
+    (found,) = run("split.width", described(model, tp=8))
+    assert "pad to 4872: tp 2 then fit" in found.remedy
+    odd = config("smollm2-135m", intermediate_size=1537)
+    (found,) = run("split.width", described(odd, tp=2))
+    assert "pad to 1538: the heads are still in the way" in found.remedy
+
+
 def test_gguf_blocks_only_warn(described: Described) -> None:
     """llama.cpp cuts by rows; an engine that cuts down by columns meets the blocks of 256."""
     (found,) = run("split.width", described(config("llama-2-7b"), tp=2, quant="q4_k_m"))
@@ -211,8 +262,15 @@ def test_widths_of_their_own_are_one_finding(described: Described) -> None:
     context = described(config("openelm-3b"), tp=4, quant="q4_k_m")
     found = run("split.width", context)
     assert len(found) == 1
-    assert "25 of the layers' widths" in found[0].title
+    assert found[0].title == ("tp 4: 25 of the layers' widths give a rank no whole groups of 256")
     assert len(found[0].evidence) == 6
+    assert found[0].severity == "warning"
+    padded = sum(-(-x.mlp.intermediate_size // 1024) * 1024 for x in context.spec.layers if x.mlp)
+    there = sum(x.mlp.intermediate_size for x in context.spec.layers if x.mlp)
+    assert found[0].numbers["added_weights"] == 3 * context.spec.hidden_size * (padded - there)
+    plain = run("split.width", described(config("openelm-3b"), tp=6))
+    assert [f.severity for f in plain] == ["error"]
+    assert plain[0].title.endswith("give a rank no whole width")
 
 
 def test_heads_that_do_not_divide(described: Described) -> None:
@@ -281,7 +339,17 @@ def test_idle_tiles_are_a_note(
     assert found.severity == "note"
     assert found.numbers["rank_width"] == rank
     assert found.numbers["idle"] == pytest.approx(idle)
-    assert f"{idle:.1%}" in found.title
+    assert f"of {rank} a rank leaves {idle:.1%}" in found.title
+
+
+def test_which_sizes_divide_a_rank_s_width(described: Described) -> None:
+    (found,) = run("split.align", described(config("qwen1.5-moe-a2.7b"), tp=2))
+    assert found.evidence[0].found == "704 = 5.5 × 128 a rank; divides by 8, 64"
+    assert found.evidence[0].expected == "a multiple of 128: 1536 in all"
+    (found,) = run("split.align", described(config("llama-2-7b", intermediate_size=11004), tp=4))
+    assert found.evidence[0].found.endswith("divides by none of 8, 64, 128")
+    (found,) = run("split.align", described(config("deepseek-v2-lite"), tp=8))
+    assert found.title.endswith("idle, and of 2 other widths less")
 
 
 def test_full_tiles_say_nothing(described: Described) -> None:
@@ -297,6 +365,10 @@ def test_vocabulary_padding(described: Described) -> None:
     (found,) = run("split.vocab", described(config("granite-3.1-8b"), tp=2))
     assert found.severity == "note"
     assert (found.numbers["vllm"], found.numbers["megatron"]) == (49216, 49408)
+    assert found.evidence[0].expected == "a multiple of 256"
+    assert f"take {(49408 - 49155) * 4096:,} weights" in found.cause  # tied: one matrix
+    (found,) = run("split.vocab", described(config("llama-2-7b", vocab_size=32001), tp=2))
+    assert f"take {(32256 - 32001) * 4096 * 2:,} weights" in found.cause
     assert run("split.vocab", described(config("llama-3-8b"), tp=2)) == []
 
 
