@@ -277,6 +277,19 @@ def test_same_shapes_another_release(tmp_path: Path) -> None:
     assert "trained on llama-3.1-8b" in f.title
 
 
+@pytest.mark.parametrize("vocab", [32_000, 32_016])
+def test_a_fine_tune_of_the_named_base_may_have_more_tokens(tmp_path: Path, vocab: int) -> None:
+    config = {**presets.PRESETS["llama-2-7b"].config, "vocab_size": vocab}
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "config.json").write_text(json.dumps(config))
+    adapter = write_adapter(
+        tmp_path / "a",
+        shapes_of("llama-2-7b"),
+        base_model_name_or_path="meta-llama/Llama-2-7b-hf",
+    )
+    assert adapter_findings(check(tmp_path / "tuned", adapter=adapter)) == []
+
+
 def test_gpt2s_conv1d_is_stored_the_other_way_round(tmp_path: Path) -> None:
     shapes = {"transformer.h.0.attn.c_attn": (768, 2304), "transformer.h.0.mlp.c_fc": (768, 3072)}
     adapter = write_adapter(tmp_path / "a", shapes, fan_in_fan_out=True)
@@ -469,6 +482,15 @@ def test_targets_that_miss_the_experts(tmp_path: Path, base: str, held: int) -> 
     assert "target_parameters" in f.remedy
     quiet = write_adapter(tmp_path / "b", shared, target_modules="all-linear")
     assert one(check(base, adapter=quiet), "adapter.experts").severity == "note"
+
+
+def test_one_experts_own_adapter_has_its_shape_checked(tmp_path: Path) -> None:
+    """Adapters from before transformers 5, where each expert was a module."""
+    name = "model.layers.0.block_sparse_moe.experts.3.w1"
+    right = write_adapter(tmp_path / "a", {name: (4096, 14336)}, target_modules=["w1"])
+    assert adapter_findings(check("mixtral-8x7b", adapter=right)) == []
+    wrong = write_adapter(tmp_path / "b", {name: (4096, 14000)}, target_modules=["w1"])
+    assert one(check("mixtral-8x7b", adapter=wrong), "adapter.base").numbers["wrong"] == 1
 
 
 def test_adapted_experts_are_silent(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_f1_elsewhere(base: str, cutoff: int, batch: int) -> None:
     assert f.severity == "warning"
 
 
+def test_each_dialect_is_told_its_own_switch() -> None:
+    f = one(F1, "trainer.memory")
+    assert "(take disable_gradient_checkpointing out)" in f.remedy
+    other = {"r": 8, "max_seq_length": 13_000, "per_device_train_batch_size": 1}
+    g = one(other, "trainer.memory")
+    assert "(set gradient_checkpointing: true with use_reentrant false)" in g.remedy
+    assert g.numbers["peak"] == f.numbers["peak"]
+
+
 def test_targets_that_leave_the_mlp_frozen_save_three_widths() -> None:
     values = F1 | {"lora_target": "q_proj,v_proj"}
     f = one(values, "trainer.memory")

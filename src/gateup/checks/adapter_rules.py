@@ -156,9 +156,11 @@ def _other_name(context: Context, adapter: Adapter) -> Iterable[Finding]:
     spec, other = context.spec, presets.spec(named.name)
     mine = presets.find(spec.name)
     same = [(r.name, r.shape) for r in spec.rows] == [(r.name, r.shape) for r in other.rows]
-    if mine is named or (same and mine is None):
-        return
     differs = _differences(spec, other)
+    # A base of another name is a fine-tune, which may have added tokens, unless more differs.
+    tuned = mine is None and {k for k, _, _ in differs} <= {"vocab_size"}
+    if mine is named or (tuned and (same or differs)):
+        return
     yield Finding(
         "adapter.base",
         "warning",

@@ -40,11 +40,10 @@ def read_log(state: Mapping[str, Any]) -> Log:
     """Whatever is numeric in the log; entries of other kinds are passed over."""
     history = state.get("log_history")
     entries = [e for e in history if isinstance(e, dict)] if isinstance(history, list) else []
-    trained = [e for e in entries if "loss" in e or "grad_norm" in e]
     return Log(
-        _series(trained, "loss"),
-        _series(trained, "grad_norm"),
-        _series(trained, "learning_rate"),
+        _series(entries, "loss"),
+        _series(entries, "grad_norm"),
+        _series(entries, "learning_rate"),
         _whole(state.get("global_step")),
         _whole(state.get("max_steps")),
     )
