@@ -274,14 +274,10 @@ def check(
             generation=generation,
             deep=deep,
         )
-        from gateup.checks.report import render, to_json
-
         if as_json:
-            _print_json(to_json(report))
+            _print_json(report.to_dict())
         else:
-            from gateup.account.report.tables import make_console
-
-            render(report, make_console())
+            report.print()
         if report.exit_code:
             raise typer.Exit(report.exit_code)
 

@@ -10,7 +10,7 @@ from gateup.checks.fused import FUSED, fused_layers, stem_of
 from gateup.checks.rule import rule
 from gateup.checks.shapes import shard_degree, wrong_shapes
 from gateup.checks.words import SHOWN
-from gateup.files.header import many
+from gateup.files.header import TensorHeader, many
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, MoESpec
 
@@ -137,17 +137,22 @@ def fused(context: Context) -> Iterable[Finding]:
             "compare one layer's output with the source before relying on it",
             {**numbers, "width": width},
         )
-        return
+    else:
+        yield _apart(context, layers)
+
+
+def _apart(context: Context, layers: dict[int, tuple[TensorHeader, ...]]) -> Finding:
+    """Gate and up of their own under an architecture that joins them."""
     found = _fused(context)
     layout = found[1] if found else GateUpLayout()
-    yield Finding(
+    return Finding(
         "layout.fused",
         "error",
         f"gate and up lie apart in {many(len(layers), 'layer')}; {context.spec.architecture} has "
         "them in one tensor",
         tuple(
             Evidence(t.name, str(list(t.shape)), "gate_up_proj", context.source("config"))
-            for t in first[:SHOWN]
+            for t in layers[min(layers)][:SHOWN]
         ),
         "The checkpoint was converted for another architecture (Llama's names, usually).",
         f"join them as {in_words(layout)}: "
@@ -157,7 +162,7 @@ def fused(context: Context) -> Iterable[Finding]:
             else "torch.stack([gate, up], -1).flatten(-2)"
         )
         + ", or name the architecture that keeps them apart in config.json",
-        numbers,
+        {"layers": len(layers)},
     )
 
 
