@@ -253,14 +253,10 @@ def check(
     """What is wrong with a model, its adapter or its settings, why, and what to do about it."""
     with _reported():
         if list_rules or explain is not None:
-            if model is not None:
-                raise UsageError("--list and --explain are about the rules, not about a model")
-            _print_rules(explain, as_json)
+            _print_rules(model, explain, as_json)
             return
         if model is None:
-            raise UsageError(
-                "no MODEL was given", expected="gateup check MODEL, or gateup check --list"
-            )
+            raise UsageError("no MODEL was given", expected="gateup check MODEL, or --list")
         from gateup.checks.runner import check as run
 
         report = run(
@@ -282,8 +278,10 @@ def check(
             raise typer.Exit(report.exit_code)
 
 
-def _print_rules(one: str | None, as_json: bool) -> None:
-    """All rules in a list, or one in full."""
+def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
+    """All rules in a list, or one in full. UsageError where a model is named beside."""
+    if model is not None:
+        raise UsageError("--list and --explain are about the rules, not about a model")
     from gateup.account.report.tables import make_console
     from gateup.checks.report import render_list, render_rule, rules_to_json
     from gateup.checks.runner import RULES, find_rule
