@@ -113,7 +113,7 @@ def test_the_table_is_sound(key: str) -> None:
     assert device.source
     if device.flops:
         f = device.flops
-        assert f["f32"] < f["bf16"] <= f["f16"]
+        assert f["f32"] <= f["bf16"] <= f["f16"] > f["f32"]
         assert all(f["f16"] <= f[k] <= 4 * f["f16"] for k in ("i8", "f8_e4m3") if k in f)
     assert 0 < int(device.reserve().value) < device.memory / 2
 
@@ -260,7 +260,7 @@ def test_nvidia_smi() -> None:
     first, second = parse_nvidia_smi(SMI)
     assert (first.memory, first.in_use, first.bandwidth) == (24564 << 20, 1024 << 20, 1008e9)
     assert second.bandwidth == 3350e9
-    assert second.source == "probed: nvidia-smi; peaks: NVIDIA H100 data sheet"
+    assert second.source == f"probed: nvidia-smi; peaks: {GPUS['h100-sxm'].source}"
     unknown = parse_nvidia_smi("Card, of 2040, 1000, 7\n")[0]
     assert (unknown.name, unknown.memory, unknown.bandwidth) == ("Card, of 2040", 1000 << 20, None)
 
@@ -293,7 +293,7 @@ def test_a_mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_ask", lambda *command: answers.get(command[-1], ""))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     device = probe(tmp_path).device
-    assert (device.name, device.kind, device.bandwidth) == ("M2 Max 64 GB", "unified", 400e9)
+    assert (device.name, device.kind, device.bandwidth) == ("M2 Max 64 GB", "unified", 409.6e9)
 
 
 def test_a_command_that_hangs_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,3 +304,23 @@ def test_a_command_that_hangs_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine._ask("false") == ""
     monkeypatch.setattr(subprocess, "run", hang)
     assert machine._ask("nvidia-smi") == ""
+
+
+def test_every_source_says_where_it_was_looked_up() -> None:
+    for key, device in GPUS.items():
+        assert "looked up " in device.source, key
+
+
+@pytest.mark.parametrize(("bits", "mt", "key"), [
+    (128, 6400, "m2-8gb"), (256, 6400, "m1-pro-16gb"), (512, 6400, "m2-max-32gb"),
+    (192, 6400, "m3-pro-18gb"), (384, 6400, "m3-max-36gb"), (1024, 6400, "m3-ultra-96gb"),
+])  # fmt: skip
+def test_unified_bandwidth_is_bus_times_rate(bits: int, mt: int, key: str) -> None:
+    assert GPUS[key].bandwidth == pytest.approx(bits / 8 * mt * 1e6)
+
+
+def test_no_bf16_tensor_cores_before_ampere() -> None:
+    for key in ("v100-16gb", "v100-32gb", "t4"):
+        flops = GPUS[key].flops
+        assert flops["bf16"] == flops["f32"] < flops["f16"]
+    assert GPUS["a10"].flops["bf16"] == GPUS["a10"].flops["f16"]

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from gateup.account.engines import llamacpp_compute_buffer
 from gateup.account.figure import worst
 from gateup.account.kv import kv_nbytes
-from gateup.account.memory import MemoryPlan, memory
+from gateup.account.lora import CONVERTED, LINEAR_ROUTERS
+from gateup.account.memory import LLAMACPP_WINDOWS, MemoryPlan, memory
 from gateup.account.parallel import faults
+from gateup.account.training import FP32_ROUTERS
 from gateup.account.workload import LoRA, Parallel, Training, Workload
 from gateup.model import presets
-from gateup.model.families import build_spec
+from gateup.model.families import FAMILIES, build_spec
 from gateup.model.quant import mix
 from gateup.model.quant.formats import stored_as
 from gateup.model.spec import ModelSpec
@@ -109,7 +111,7 @@ def _value(text: str) -> int:
     return int(eval(text.replace("·", "*")))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(name=st.sampled_from(MODELS), workload=WORKLOADS, training=st.none() | TRAININGS)
 def test_numbers_compute_to_the_value(
     name: str, workload: Workload, training: Training | None
@@ -121,12 +123,12 @@ def test_numbers_compute_to_the_value(
         assert _value(item.figure.numbers) == item.figure.value, item.label
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(MODELS),
     workload=WORKLOADS,
     training=st.none() | TRAININGS,
-    grow=st.sampled_from(["ctx", "batch", "tile", "ubatch"]),
+    grow=st.sampled_from(["ctx", "batch", "ubatch"]),
 )
 def test_more_tokens_never_need_less(
     name: str, workload: Workload, training: Training | None, grow: str
@@ -135,11 +137,13 @@ def test_more_tokens_never_need_less(
         workload = with_training(workload, training)
     bigger = replace(workload, **{grow: 2 * getattr(workload, grow)})
     small, large = run(name, workload), run(name, bigger)
-    for phase in small.peaks:
-        assert small.peaks[phase] <= large.peaks[phase]
+    assert small.peak <= large.peak
+    if small.stage == large.stage:  # else another stage of the pipeline is now the fullest
+        for phase in small.peaks:
+            assert small.peaks[phase] <= large.peaks[phase]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(MODELS),
     workload=WORKLOADS,
@@ -162,13 +166,14 @@ def test_more_ranks_never_hold_more_weights(name: str, workload: Workload, split
             assert group(b, "kv", last) <= group(a, "kv", last)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=40)
 @given(name=st.sampled_from(MODELS), workload=WORKLOADS, training=TRAININGS)
 def test_checkpointing_and_lean_modes_save(
     name: str, workload: Workload, training: Training
 ) -> None:
     def peak(**changes: Any) -> int:
-        return run(name, with_training(workload, replace(training, **changes))).peaks["logits"]
+        one = replace(workload, parallel=Parallel())
+        return run(name, with_training(one, replace(training, **changes))).peaks["logits"]
 
     assert peak(checkpointing="layer") <= peak(checkpointing="none")
     by_mode = [peak(save=s, checkpointing="none") for s in ("hf", "all", "gate_up")]
@@ -293,3 +298,8 @@ def test_layers_without_attention_or_mlp() -> None:
     )
     plan = memory(spec, stored_as(spec.rows, "bf16"), Workload(ctx=64))
     assert group(plan, "kv", "decode") == 2 * 2 * 16 * 64 * 2
+
+
+def test_tables_by_family_name_families_there_are() -> None:
+    tables = (LLAMACPP_WINDOWS, CONVERTED, LINEAR_ROUTERS, FP32_ROUTERS)
+    assert {name for table in tables for name in table} <= FAMILIES.keys()

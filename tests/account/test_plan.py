@@ -269,3 +269,81 @@ def test_what_cannot_be_opened() -> None:
 def test_engines_that_do_not_train(engine: str) -> None:
     with pytest.raises(UsageError, match=f"--engine {engine} does not train"):
         plan("qwen3-0.6b", train="full", engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("quant", "label"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq:64"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 32}, "awq:32"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq:32"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "nf4",
+        ),
+    ],
+)
+def test_declared_quantisations_are_planned_for(
+    tmp_path: Path, quant: dict[str, Any], label: str
+) -> None:
+    path = config(tmp_path, torch_dtype="float16", quantization_config=quant)
+    assert plan(path).label == label
+
+
+@pytest.mark.parametrize(
+    "quant",
+    [
+        {"quant_method": "gptq", "bits": 3, "group_size": 128},
+        {"quant_method": "gptq", "bits": 4, "group_size": -1},
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": 7},
+        {"quant_method": "fp8", "weight_block_size": ["x"]},
+        {"bits": 4},
+    ],
+)
+def test_a_quantisation_that_cannot_be_sized_is_said(tmp_path: Path, quant: dict[str, Any]) -> None:
+    p = plan(config(tmp_path, torch_dtype="float16", quantization_config=quant))
+    assert p.label == "f16"
+    assert any("the figures are those of the weights in f16" in n for n in p.notes)
+
+
+def test_gpt_oss_as_it_is_published() -> None:
+    """Experts 19,110,297,600 parameters in blocks of 32 (17 bytes), the rest in bf16."""
+    p = plan("gpt-oss-20b", ctx=64)
+    experts = 24 * 32 * (2880 * 5760 + 2880 * 2880)
+    assert p.label == "mxfp4"
+    rest = value(p, "params.total") - experts
+    assert value(p, "bytes.total") == experts * 17 // 32 + 2 * rest
+    assert plan("gpt-oss-20b", ctx=64, train="lora").label == "bf16"
+
+
+def test_autocast_leaves_the_base_of_an_adapter_as_it_is(tmp_path: Path) -> None:
+    """The usual recipe: a bf16 base, fp32 adapters, products in bf16."""
+    path = config(tmp_path, torch_dtype="bfloat16")
+    mixed, plain = (plan(path, train="lora", autocast=a, ctx=64) for a in (True, False))
+    assert mixed.label == plain.label == "bf16"
+    assert not any("autocast copies of the weights" in i.label for i in mixed.memory.items)
+    assert any("autocast copies of the adapters" in i.label for i in mixed.memory.items)
+    assert plan(path, train="lora", autocast=True, quant="f32").label == "f32"
+
+
+def test_a_fused_mlp_keeps_less() -> None:
+    one = {"ctx": 64, "train": "lora"}
+    assert (
+        plan("llama-3-8b", execution="fused", **one).memory
+        == plan("llama-3-8b", save="all", execution="fused", **one).memory
+    )
+    phi = [
+        sum(i.nbytes for i in plan("phi-3-mini", execution=e).memory.items if i.label == "MLP")
+        for e in ("eager", "fused")
+    ]
+    assert phi[0] * 3 == phi[1] * 4
+
+
+def test_cards_that_a_split_leaves_idle_are_said() -> None:
+    p = plan("llama-3-8b", tp=2, device="4xh100", ctx=64)
+    assert "the split takes 2 of 4x H100 SXM; the others have nothing to do" in p.notes
+    assert p.verdict is not None
+    assert p.notes.count("the split takes 2 of 4x H100 SXM; the others have nothing to do") == 1

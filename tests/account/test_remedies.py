@@ -134,6 +134,15 @@ def test_the_remedies_of_a_known_case() -> None:
     assert two.loss == "hardware"
 
 
+def test_slots_and_flash_attention_are_in_the_flags() -> None:
+    """llama.cpp's slots share one context; a quantised V cache needs flash attention."""
+    s = question("llama-3-8b", "q4_k_m", "8GB", "llama.cpp", ctx=16384, batch=2, flash=False)
+    kv = next(r for r in remedies(s) if r.changes[0].startswith("KV cache in q"))
+    assert kv.scenario.workload.flash
+    assert "-c 32768 -np 2 " in kv.flags["llama.cpp"]
+    assert " -fa on" in kv.flags["llama.cpp"]
+
+
 def test_experts_stay_with_the_host() -> None:
     s = question("qwen3-30b-a3b", "q4_k_m", "rtx4060", "llama.cpp", ctx=16384)
     first = remedies(s)[0]
@@ -287,3 +296,9 @@ def test_every_gpu_gives_an_answer() -> None:
         work = Workload(ctx=8192, engine="transformers")
         s = Scenario(spec, "bf16", stored_in(spec, "bf16"), work, GPUS[key])
         assert s.memory().peak <= capacity(s) or remedies(s), key
+
+
+def test_no_flash_stays_in_the_flags() -> None:
+    s = question("llama-3-8b", "q4_k_m", "8GB", "llama.cpp", ctx=16384, flash=False)
+    assert "-fa off" in flags_of(s, s.with_(ctx=512))["llama.cpp"]
+    assert "-fa on" in flags_of(s, s.with_(kv_type="q8_0", flash=True))["llama.cpp"]

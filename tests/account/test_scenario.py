@@ -80,6 +80,9 @@ def test_cpu_moe() -> None:
         if t.row and t.row.experts and t.row.layer is not None and t.row.layer < 20
     )
     assert experts > 0
+    off = {r.layer for r in s.spec.rows if r.layer is not None and not s.on_device(r)}
+    assert off == set(range(20))
+    assert all(whole.on_device(r) for r in whole.spec.rows if r.layer is not None)
     assert whole.memory().peak - s.memory().peak == experts
     assert int(s.host().value) - int(whole.host().value) == experts
     routers = [r for r in s.spec.rows if r.role.endswith("router") and r.layer == 0]
@@ -146,9 +149,9 @@ def test_a_sibling_of_what_lies_on_disk() -> None:
     assert replace(scenario(fmt="q8_0"), fmt=None).with_(spec=small).fmt == "q8_0"
     assert replace(scenario(fmt="bf16"), fmt=None).with_(spec=small).fmt == "bf16"
     odd = tuple(replace(t, type="f64") for t in s.stored)
-    assert replace(s, fmt=None, stored=odd).with_(spec=small).fmt == "bf16"
+    assert replace(s, fmt=None, stored=odd).with_(spec=small).fmt == "gguf:bf16"
     none: tuple[StoredTensor, ...] = ()
-    assert replace(s, fmt=None, stored=none).with_(spec=small).fmt == "bf16"
+    assert replace(s, fmt=None, stored=none).with_(spec=small).fmt == "gguf:bf16"
 
 
 def test_spread_over_cards() -> None:
@@ -173,7 +176,8 @@ def test_spread_over_three_cards_goes_by_layers() -> None:
 
 def test_a_split_that_was_given_stands() -> None:
     s = scenario(fmt="bf16", device=replace(CARD, count=4), tp=2).spread()
-    assert (s.workload.parallel, s.notes) == (Parallel(tp=2), ())
+    idle = "the split takes 2 of 4x card; the others have nothing to do"
+    assert (s.workload.parallel, s.notes, s.spread().notes) == (Parallel(tp=2), (idle,), (idle,))
     s = scenario(fmt="bf16", tp=2).spread()  # one card was named: two of it are meant
     assert s.device is not None
     assert (s.device.count, s.notes) == (2, ("the split takes 2 of card",))
@@ -201,3 +205,26 @@ def test_memory_grows_with_context_batch_and_layers() -> None:
 def test_training_memory_is_computed_whole() -> None:
     s = scenario(fmt="bf16", engine="transformers", training=Training(lora=LoRA(16)))
     assert memory(s.spec, s.stored, s.workload).peaks == s.memory().peaks
+
+
+@pytest.mark.parametrize(
+    ("types", "engine", "fmt"),
+    [
+        (("q4_k",), "llama.cpp", "q4_k_m"),
+        (("f16",), "llama.cpp", "gguf:f16"),
+        (("i32",), "transformers", "awq:64"),
+        (("f32", "q6_k", "q6_k"), "llama.cpp", "q6_k"),
+        (("q8_k",), "llama.cpp", "gguf:bf16"),
+    ],
+)
+def test_another_model_takes_the_format_on_disk(
+    types: tuple[str, ...], engine: str, fmt: str
+) -> None:
+    """Types that only files have (i32 words, q4_k blocks) stand for the format they make up."""
+    s = scenario(fmt="bf16", engine=engine)
+    mlp = [t for t in s.stored if t.row is not None and t.row.part == "mlp"]
+    odd = tuple(replace(t, type=types[i % len(types)]) for i, t in enumerate(mlp))
+    quant = {"quant_method": "awq", "bits": 4, "group_size": 64}
+    spec = replace(s.spec, config={**s.spec.config, "quantization_config": quant})
+    s = replace(s, spec=spec, fmt=None, stored=odd)
+    assert s.with_(spec=presets.spec("llama-3.2-1b")).fmt == fmt

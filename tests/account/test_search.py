@@ -183,6 +183,22 @@ def test_more_than_three_changes_when_nothing_less_will_do() -> None:
     assert len(found.choice) < 4
 
 
+def test_a_part_that_fits_after_all_stands_for_the_whole() -> None:
+    """Two changes that save more together than foretold; a third would be for nothing."""
+
+    def cache(s: Scenario) -> Scenario:
+        return s.with_(kv_type="q8_0" if s.workload.ctx == 32768 else "q4_0")
+
+    a = Axis("ctx", (Option("half", lambda s: s.with_(ctx=16384), 4),))
+    b = Axis("kv", (Option("smaller", cache, 1),))
+    c = Axis("ubatch", (Option("128", lambda s: s.with_(ubatch=128)),))
+    s = question()
+    alone = [profile(x.options[0].apply(s).memory()) for x in (a, b)]
+    just_under = foretold(profile(s.memory()), alone) - 50 * 10**6
+    found = Search(s, just_under, [a, b, c]).run(8)
+    assert [[o.label for _, o in f.choice] for f in found] == [["half", "smaller"]]
+
+
 def test_the_search_keeps_to_its_budget() -> None:
     for device in ("1MB", "6GB", "1GB"):
         s = question(device, batch=16)

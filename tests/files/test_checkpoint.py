@@ -289,7 +289,7 @@ def test_adapters(
     ("tensors", "says"),
     [
         ({"gate_proj__lora_A": [8, 64]}, "the adapter's tensors have rank 8, its config says 4"),
-        ({"gate_proj__lora_A": [4, 65]}, "1 adapter tensor against the base's shapes: "),
+        ({"gate_proj__lora_A": [4, 65]}, "1 adapted module against the base's shapes: "),
         ({"w1__lora_A": [4, 64]}, "1 module of the adapter not in its base: model.layers.0.mlp.w1"),
     ],
 )

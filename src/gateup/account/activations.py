@@ -18,8 +18,8 @@ from gateup.model.quant.formats import FORMATS
 from gateup.model.spec import MLP, AttentionSpec, ClassicFFNSpec, GatedMLPSpec, ModelSpec, MoESpec
 
 SOURCE = (
-    "operations of transformers' eager forward, without what an allocator adds; live storages "
-    "measured by benchmarks/peak_memory.py"
+    "operations of transformers' eager forward, within 3% of torch's live storages "
+    "(benchmarks/peak_memory.py); an allocator's rounding is not in it"
 )
 
 FLOATS = ("f32", "bf16", "f16", "f64", "f8_e4m3", "f8_e5m2")
@@ -61,19 +61,22 @@ def prefill_tokens(workload: Workload) -> int:
     return tokens
 
 
-def gated_widths(mlp: GatedMLPSpec) -> int:
+def gated_widths(mlp: GatedMLPSpec, fused: bool = False) -> int:
     """Widths I alive at a gated MLP's peak, beside its input.
 
     act(gate), up and their product; a fused act⊙up reads gate and up and writes the product, so
-    it is 3 as well. One gate_up tensor stays whole beside act and product: 4. gpt-oss clamps and
-    scales: gate_up (2), its gathered bias (2), clamped gate and up, gate·sigmoid, up + 1, product.
+    it is 3 as well. One gate_up tensor stays whole beside act and product: 4, fused 3. gpt-oss
+    clamps and scales: gate_up (2), its gathered bias (2), clamped gate and up, gate·sigmoid,
+    up + 1, product.
     """
+    if fused:
+        return 3
     if mlp.act == "gpt_oss":
         return 9
     return 3 if mlp.layout.form == "split" else 4
 
 
-def mlp_elements(mlp: MLP, hidden: int) -> Term:
+def mlp_elements(mlp: MLP, hidden: int, fused: bool = False) -> Term:
     """Elements per token alive at the MLP's peak, beside its input and the residual.
 
     Experts (transformers' grouped_mm): k copies of a token are gathered; then gate_up (2·I),
@@ -84,16 +87,16 @@ def mlp_elements(mlp: MLP, hidden: int) -> Term:
         width = mlp.intermediate_size
         return Term(2 * width, "2·I", f"2·{width}")
     if not isinstance(mlp, MoESpec):
-        n, width = gated_widths(mlp), mlp.intermediate_size
+        n, width = gated_widths(mlp, fused), mlp.intermediate_size
         return Term(n * width, f"{n}·I", f"{n}·{width}")
     k, width = mlp.top_k, mlp.expert.intermediate_size
-    wide = max(4, gated_widths(mlp.expert))
+    wide = 3 if fused else max(4, gated_widths(mlp.expert))
     routed = [
         Term(k * (hidden + wide * width), f"k·(H + {wide}·I)", f"{k}·({hidden} + {wide}·{width})"),
         Term(k * 4 * hidden, "k·4·H", f"{k}·4·{hidden}"),
     ]
     if mlp.shared:  # its output waits for the routed experts'
-        n, shared = gated_widths(mlp.shared), mlp.shared.intermediate_size
+        n, shared = gated_widths(mlp.shared, fused), mlp.shared.intermediate_size
         routed = [
             Term(t.value + hidden, t.formula + " + H", f"{t.numbers} + {hidden}") for t in routed
         ]
@@ -106,8 +109,9 @@ def mlp_transient(spec: ModelSpec, workload: Workload, tokens: int) -> Figure:
     size, H = dtype_bytes(workload.compute_dtype, "--dtype"), spec.hidden_size
     tile = min(workload.tile, tokens) if workload.execution == "tiled" else tokens
     kinds = {x.mlp for x in spec.layers if x.mlp}
+    fused = workload.execution == "fused"
     widest = max(
-        (mlp_elements(m, H) for m in kinds), key=lambda t: t.value, default=Term(0, "", "")
+        (mlp_elements(m, H, fused) for m in kinds), key=lambda t: t.value, default=Term(0, "", "")
     )
     letter = "T" if tile == tokens else "tile"
     terms = [

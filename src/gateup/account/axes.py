@@ -64,8 +64,7 @@ def _weights(s: Scenario) -> Axis | None:
     gguf = s.workload.engine in ("llama.cpp", "gateup")
     gguf = gguf or (s.fmt is not None and mix.kind_of(s.fmt) == "gguf")
     ladder = GGUF_LADDER if gguf else HF_LADDERS.get(s.workload.engine, ())
-    now, options = sum(t.nbytes for t in s.stored), []
-    label = s.fmt or "the file's format"
+    now, options, label = sum(t.nbytes for t in s.stored), [], s.fmt or "the file's format"
     for fmt, loss, cost in ladder:
         if _smaller(s.spec, fmt, now):
             text = f"weights in {fmt} instead of {label}" + _stacked(s, fmt)
@@ -187,7 +186,7 @@ def _ubatch(s: Scenario) -> Axis | None:
 
 
 def _execution(s: Scenario) -> Axis | None:
-    """The MLP over tiles of tokens: our own execution, on transformers' modules or our engine."""
+    """The MLP over tiles of tokens: our own execution."""
     work = s.workload
     if work.engine not in ("transformers", "gateup"):
         return None
@@ -306,8 +305,8 @@ def _devices(s: Scenario) -> Axis | None:
     device = s.device
     if device is None or device.kind != "gpu":
         return None
-    training, engine = s.workload.training is not None, s.workload.engine
-    parallel = s.workload.parallel
+    work, training = s.workload, s.workload.training is not None
+    engine, parallel = work.engine, work.parallel
 
     def more(k: int) -> Callable[[Scenario], Scenario]:
         def apply(x: Scenario) -> Scenario:
@@ -340,8 +339,7 @@ def _devices(s: Scenario) -> Axis | None:
 
 
 def _sibling(s: Scenario) -> Axis | None:
-    """A smaller model of the same line, the largest first: same architecture and tokenizer (the
-    vocabulary's size within 1%: Qwen pads it by model)."""
+    """A smaller model of the same line: same architecture, vocabulary within 1% (padding)."""
     smaller: list[tuple[int, str, ModelSpec]] = []
     config = s.spec.config
     for name, preset in presets.PRESETS.items():
@@ -357,7 +355,11 @@ def _sibling(s: Scenario) -> Axis | None:
     smaller.sort(key=lambda x: (-x[0], x[2].max_position_embeddings != limit))
 
     def swap(spec: ModelSpec) -> Callable[[Scenario], Scenario]:
-        return lambda x: x.with_(spec=spec, gpu_layers=None, cpu_moe_layers=0)
+        def apply(x: Scenario) -> Scenario:
+            there = x.with_(spec=spec, gpu_layers=None, cpu_moe_layers=0, adapter=None)
+            return _lora_set(modules=())(there) if there.workload.training else there
+
+        return apply
 
     return Axis(
         "model",
@@ -443,14 +445,13 @@ def _lora(s: Scenario) -> Axis | None:
 
 
 def _rank(s: Scenario) -> Axis | None:
-    training = _training(s)
-    if training.method == "full":
+    lora = _training(s).lora
+    if _training(s).method == "full" or lora.modules:  # an adapter that is there keeps its rank
         return None
-    now, options = training.lora.rank, []
-    for i, rank in enumerate(r for r in (64, 32, 16, 8, 4) if r < now):
-        lora = replace(training.lora, rank=rank)
-        text = f"rank {rank} instead of {now}"
-        options.append(Option(text, _lora_set(rank=lora.rank), SOME, 3 + i))
+    options = []
+    for i, rank in enumerate(r for r in (64, 32, 16, 8, 4) if r < lora.rank):
+        text = f"rank {rank} instead of {lora.rank}"
+        options.append(Option(text, _lora_set(rank=rank), SOME, 3 + i))
     return Axis("rank", tuple(options))
 
 
@@ -462,8 +463,8 @@ def _lora_set(**changes: Any) -> Callable[[Scenario], Scenario]:
 
 
 def _targets(s: Scenario) -> Axis | None:
-    training = _training(s)
-    if training.method == "full" or training.lora.targets != ("all",):
+    lora = _training(s).lora
+    if _training(s).method == "full" or lora.modules or lora.targets != ("all",):
         return None
     text = "LoRA on attention only instead of all linear layers"
     return Axis("targets", (Option(text, _lora_set(targets=("attention",)), SOME, 7),))

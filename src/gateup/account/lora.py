@@ -16,7 +16,7 @@ routers parameters of a module of their own, which that does not reach. Hence tw
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from gateup.account.workload import LoRA
@@ -51,7 +51,8 @@ CONVERTED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 class AdapterRow:
     """The adapter of one matrix: A [rank, inp] and B [out, rank], `copies` times (experts).
 
-    row   the spec's row it belongs to; for stacked gate and up, the gate's
+    row    the spec's row it belongs to; for stacked gate and up, the gate's
+    extra  DoRA's magnitudes
     """
 
     name: str
@@ -62,10 +63,18 @@ class AdapterRow:
     rank: int
     copies: int
     row: TensorSpec
+    extra: int = 0
 
     @property
     def params(self) -> int:
-        return self.rank * (self.inp + self.out) * self.copies
+        return self.rank * (self.inp + self.out) * self.copies + self.extra
+
+    @property
+    def active_params(self) -> int:
+        """Those that one token multiplies with: of k experts of E; an embedding's are looked up."""
+        if self.row.part == "embedding":
+            return self.rank * self.out
+        return self.params * (self.row.active_experts or 1) // (self.row.experts or 1)
 
 
 def module_name(row: TensorSpec) -> str:
@@ -180,18 +189,29 @@ def _unmatched(spec: ModelSpec, target: str) -> UsageError:
 
 def adapter_rows(spec: ModelSpec, lora: LoRA) -> tuple[AdapterRow, ...]:
     """One AdapterRow per adapted matrix, in spec order."""
+    if lora.modules:
+        given = {name: (rank, extra) for name, rank, extra in lora.modules}
+        return tuple(
+            replace(a, extra=given[row.name][1])
+            for row in spec.rows
+            if row.name in given
+            for a in _rows_of(spec, row, given[row.name][0])
+        )
     roles = _resolve(spec, lora.targets)
-    out: list[AdapterRow] = []
-    for row in spec.rows:
-        if row.role not in roles:
-            continue
-        rank = lora.rank * roles[row.role]
-        if _expert(row):
-            out.extend(_expert_rows(row, rank))
-        else:
-            width, inp = _out_in(spec, row)
-            out.append(AdapterRow(module_name(row), row.role, row.layer, inp, width, rank, 1, row))
-    return tuple(out)
+    return tuple(
+        a
+        for row in spec.rows
+        if row.role in roles
+        for a in _rows_of(spec, row, lora.rank * roles[row.role])
+    )
+
+
+def _rows_of(spec: ModelSpec, row: TensorSpec, rank: int) -> Iterable[AdapterRow]:
+    if _expert(row):
+        yield from _expert_rows(row, rank)
+    else:
+        out, inp = _out_in(spec, row)
+        yield AdapterRow(module_name(row), row.role, row.layer, inp, out, rank, 1, row)
 
 
 def _out_in(spec: ModelSpec, row: TensorSpec) -> tuple[int, int]:

@@ -37,7 +37,9 @@ LLAMACPP = ("load", "compute")
 
 # Families whose sliding windows llama.cpp keeps a shorter cache for [source: `swa_type` in its
 # src/models, llama-cpp-python 0.3.36]; for others it caches every token.
-LLAMACPP_WINDOWS = frozenset({"gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama4_text"})
+LLAMACPP_WINDOWS = frozenset(
+    {"gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama4", "llama4_text"}
+)
 
 
 def memory(spec: ModelSpec, stored: Sequence[StoredTensor], workload: Workload) -> MemoryPlan:

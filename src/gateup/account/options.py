@@ -84,7 +84,10 @@ class PlanOptions:
         None, "--checkpointing", panel="Training", help="none or layer."
     )
     autocast: bool = option(
-        False, "--autocast", panel="Training", help="fp32 weights, low-precision compute."
+        False,
+        "--autocast",
+        panel="Training",
+        help="Compute in --dtype: full training keeps fp32 weights, LoRA the base as it is.",
     )
     measure: bool = option(
         False, "--measure", panel="Machine", help="Run what this machine can; show it beside."
@@ -127,10 +130,15 @@ class PlanOptions:
         return Parallel(self.tp, self.pp, self.ep, self.fsdp)
 
     def training(self) -> Training | None:
-        """The training asked for. Raises UsageError for a rank below 1 or an empty target list."""
+        """The training asked for; a fused MLP keeps what fused act⊙up does, unless --save is given.
+
+        Raises UsageError for a rank below 1 or an empty target list.
+        """
         if self.train is None:
             return None
-        names = tuple(t.strip() for t in (self.targets or "all").split(","))
+        names = tuple(
+            t.strip() for t in ("all" if self.targets is None else self.targets).split(",")
+        )
         if not all(names):
             raise UsageError(
                 f"--targets is {self.targets!r}", expected="all, or names with commas between"
@@ -140,6 +148,8 @@ class PlanOptions:
             for name in ("optimizer", "save", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
+        if self.execution == "fused":
+            extra.setdefault("save", "all")
         rank = 16 if self.rank is None else self.rank
         return Training(
             method=self.train,  # type: ignore[arg-type]  # checked against Method above

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
+from gateup.account.adapters import adapter_figures, adapter_notes, continuing, with_adapter
+from gateup.account.compatible import check_run, check_weights
 from gateup.account.crossover import Crossover, crossover
 from gateup.account.figure import Figure, worst
 from gateup.account.fit import Verdict, fit, roofline
@@ -28,8 +29,9 @@ from gateup.account.scenario import Scenario, stored_in
 from gateup.account.traffic import bytes_per_token, intensity
 from gateup.account.workload import Engine, Workload
 from gateup.errors import UsageError
-from gateup.files.adapter import Adapter
+from gateup.files.adapter_match import adapted_modules
 from gateup.files.checkpoint import Checkpoint, open_model
+from gateup.model.quant.hf_formats import declared
 from gateup.model.quant.mix import kind_of
 from gateup.model.spec import ModelSpec
 
@@ -104,8 +106,15 @@ def plan(
     """
     options = replace(options or PlanOptions(), **changes)
     checkpoint = open_model(ref, base=base)
-    options = _continuing(options, checkpoint.adapter)
+    if base is not None and checkpoint.adapter is None:
+        raise UsageError(
+            f"--base {base}, but {ref} is a model of its own",
+            expected="--base beside an adapter's folder only",
+        )
+    adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
+    lora, options = continuing(options, checkpoint.adapter, adapted)
     scenario, label, notes = _scenario(checkpoint, options)
+    scenario = with_adapter(scenario, checkpoint.adapter, adapted, lora)
     ledger = make_ledger(scenario.spec, scenario.stored, label)
     flops, adapter = _flops(scenario)
     memory = scenario.memory()
@@ -115,7 +124,7 @@ def plan(
     points = crossover(scenario.spec)
     figures = {
         **ledger.figures(),
-        **(adapter or _adapter_figures(checkpoint)),
+        **(adapter or adapter_figures(checkpoint.adapter, adapted)),
         **_flops_figures(flops),
         **_run_figures(scenario, ledger),
         **_crossover_figures(points),
@@ -140,7 +149,7 @@ def plan(
             *notes,
             *scenario.notes,
             *_expanded_cache(scenario, figures),
-            *_adapter_notes(checkpoint, options),
+            *adapter_notes(checkpoint.adapter, adapted, options),
             *_encoder(scenario.spec),
             *checkpoint.spec.notes,
             *checkpoint.problems,
@@ -156,7 +165,9 @@ def _scenario(
     fmt, label = choose_format(checkpoint, options, notes)
     engine = _engine(checkpoint, options, fmt, notes)
     dtype = options.dtype or compute_dtype(spec)
-    kv = options.kv or ("f16" if engine == "llama.cpp" else dtype)
+    kv = options.kv
+    if kv is None:
+        kv = "f16" if engine == "llama.cpp" else dtype
     limit = spec.max_position_embeddings
     ctx = options.ctx
     if ctx is None:
@@ -178,6 +189,8 @@ def _scenario(
         training=options.training(),
         parallel=options.parallel(),
     )
+    check_weights(engine, _kind(checkpoint, fmt), label, options.train is not None)
+    check_run(options, workload)
     stored = checkpoint.stored if fmt is None else None
     scenario = Scenario(
         spec,
@@ -193,24 +206,66 @@ def choose_format(
     checkpoint: Checkpoint, options: PlanOptions, notes: list[str]
 ) -> tuple[str | None, str]:
     """(format, its name for people); None: as the checkpoint's files store it."""
+    fmt = _asked_format(checkpoint, options, notes)
+    if options.engine == "llama.cpp" and options.train is None:
+        plain = _kind(checkpoint, fmt) == "dtype"
+        fp8 = fmt is not None and options.quant is None and fmt.startswith("fp8")
+        if plain or fp8:
+            fmt = _for_llama_cpp(fmt or checkpoint.spec.dtype or "bf16", notes)
+    if fmt is None:
+        return None, checkpoint.label
+    gguf = kind_of(fmt) == "gguf" and not fmt.startswith("gguf:")
+    return fmt, f"{fmt} GGUF" if gguf else fmt
+
+
+def _asked_format(checkpoint: Checkpoint, options: PlanOptions, notes: list[str]) -> str | None:
     if options.quant is not None:
         fmt = options.quant.lower()
-        kind = kind_of(fmt)
-        return fmt, f"{fmt} GGUF" if kind == "gguf" and not fmt.startswith("gguf:") else fmt
+        if kind_of(fmt) == "dtype" and options.train == "qlora":
+            raise UsageError(
+                f"--train qlora with {fmt} weights",
+                expected="quantised weights: nf4, which it takes by itself",
+                remedy=f"--train lora --quant {fmt} keeps them in {fmt}",
+            )
+        return fmt
     if options.train == "qlora":
         notes.append("weights in nf4: QLoRA's format, no --quant was given")
-        return "nf4", "nf4"
-    if options.train is not None and options.autocast:
+        return "nf4"
+    if options.train == "full" and options.autocast:
         notes.append("weights in f32: --autocast casts copies for compute")
-        return "f32", "f32"
+        return "f32"
     if options.dtype is not None and not _quantised(checkpoint):
-        return options.dtype, options.dtype
+        return options.dtype
     if checkpoint.stored is not None:
-        return None, checkpoint.label
+        return None
     native = native_format(checkpoint.spec)
+    if declared(checkpoint.spec.config) == "":
+        notes.append(
+            "the config declares a quantisation gateup cannot size without the files: the figures "
+            f"are those of the weights in {native or 'bf16'}"
+        )
+    if native == "mxfp4" and options.train is not None:
+        notes.append("weights in bf16: transformers trains none in mxfp4")
+        return "bf16"
     if native is None:
         notes.append("weights in bf16: the config declares no dtype")
-    return native or "bf16", native or "bf16"
+    return native or "bf16"
+
+
+def _kind(checkpoint: Checkpoint, fmt: str | None) -> str:
+    """mix.kind_of of the weights, also where they lie as the files store them."""
+    if fmt is not None:
+        return kind_of(fmt)
+    if checkpoint.kind == "gguf":
+        return "gguf"
+    return "hf" if _quantised(checkpoint) else "dtype"
+
+
+def _for_llama_cpp(fmt: str, notes: list[str]) -> str:
+    """The GGUF that llama.cpp's converter writes of weights in a plain dtype, or in FP8."""
+    fmt = f"gguf:{fmt if fmt in COMPUTE_DTYPES else 'bf16'}"
+    notes.append(f"weights in {fmt}: llama.cpp runs GGUFs, and its converter writes this one")
+    return fmt
 
 
 def compute_dtype(spec: ModelSpec) -> str:
@@ -228,17 +283,13 @@ def _quantised(checkpoint: Checkpoint) -> bool:
 
 def native_format(spec: ModelSpec) -> str | None:
     """The format the config itself declares: its quantisation, else its dtype."""
-    declared = spec.config.get("quantization_config")
-    if isinstance(declared, Mapping) and declared.get("quant_method") == "fp8":
-        block = declared.get("weight_block_size")
-        return f"fp8:{block[0]}" if isinstance(block, list) and block else "fp8"
-    return spec.dtype
+    return declared(spec.config) or spec.dtype
 
 
 def _engine(
     checkpoint: Checkpoint, options: PlanOptions, fmt: str | None, notes: list[str]
 ) -> Engine:
-    gguf = checkpoint.kind == "gguf" if fmt is None else kind_of(fmt) == "gguf"
+    gguf = _kind(checkpoint, fmt) == "gguf"
     if options.train is not None:
         if gguf:
             raise UsageError(
@@ -278,12 +329,14 @@ def _flops(scenario: Scenario) -> tuple[dict[str, Flops], dict[str, Figure]]:
     rows = adapter_rows(spec, lora)
     total = sum(r.params for r in rows)
     mlp = sum(r.params for r in rows if r.row.part == "mlp")
-    used = sum(r.params * (r.row.active_experts or 1) // (r.row.experts or 1) for r in rows)
+    used = sum(r.active_params for r in rows)
     source = "PEFT: A [r, in] and B [out, r] for every matrix"
-    sums: dict[tuple[int, int], int] = {}
+    sums: dict[tuple[int, int, int], int] = {}
     for r in rows:
-        sums[r.inp, r.out] = sums.get((r.inp, r.out), 0) + r.copies
-    numbers = " + ".join(f"{n}·{lora.rank}·({i} + {o})" for (i, o), n in sums.items())
+        sums[r.rank, r.inp, r.out] = sums.get((r.rank, r.inp, r.out), 0) + r.copies
+    numbers = " + ".join(f"{n}·{rank}·({i} + {o})" for (rank, i, o), n in sums.items())
+    if extra := sum(r.extra for r in rows):
+        numbers += f" + {extra} magnitudes"
     nbytes = adapter_nbytes(rows, lora.dtype)
     return {"training": train_flops(spec, work, adapter_params=used)}, {
         "adapter.params": Figure(total, "params", "exact", "Σ r·(in + out)", numbers, source),
@@ -292,54 +345,6 @@ def _flops(scenario: Scenario) -> tuple[dict[str, Flops], dict[str, Figure]]:
         ),
         "adapter.mlp_share": share(mlp, total, "the adapter's parameters"),
     }
-
-
-def _adapter_figures(checkpoint: Checkpoint) -> dict[str, Figure]:
-    """The adapter folder that was opened, as its file stores it."""
-    adapter = checkpoint.adapter
-    if adapter is None:
-        return {}
-    source = "the adapter's own tensor headers"
-    parts = {r.name.removesuffix(".weight"): r.part for r in checkpoint.spec.rows}
-    mlp = sum(
-        prod(t.shape)
-        for t in adapter.tensors
-        if parts.get((t.canonical or t.name).partition(".lora_")[0]) == "mlp"
-    )
-    n = f"Σ of {len(adapter.tensors)} tensors"
-    return {
-        "adapter.params": Figure(adapter.params, "params", "exact", n, "", source),
-        "adapter.bytes": Figure(adapter.nbytes, "B", "exact", n, "", source),
-        "adapter.mlp_share": share(mlp, adapter.params, "the adapter's parameters"),
-    }
-
-
-def _continuing(options: PlanOptions, adapter: Adapter | None) -> PlanOptions:
-    """Training an adapter that was opened: its rank and targets, where none were given."""
-    if adapter is None or options.train not in ("lora", "qlora"):
-        return options
-    changes: dict[str, Any] = {}
-    if options.rank is None:
-        changes["rank"] = adapter.rank
-    targets = adapter.target_modules
-    if options.targets is None and targets == "all-linear":
-        changes["targets"] = "all"
-    elif options.targets is None and isinstance(targets, tuple) and targets:
-        changes["targets"] = ",".join(targets)
-    return replace(options, **changes)
-
-
-def _adapter_notes(checkpoint: Checkpoint, options: PlanOptions) -> tuple[str, ...]:
-    adapter = checkpoint.adapter
-    if adapter is None:
-        return ()
-    name = adapter.path.name
-    if options.train is None:
-        return (
-            f"the adapter {name} (rank {adapter.rank}) is counted apart: until it is merged it "
-            f"adds {adapter.nbytes:,} bytes and {2 * adapter.params:,} FLOPs a token",
-        )
-    return (f"the adapter {name} says rank {adapter.rank}; that is trained unless --rank is given",)
 
 
 def _flops_figures(flops: Mapping[str, Flops]) -> dict[str, Figure]:

@@ -99,6 +99,8 @@ def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
         out["ubatch"] = work.ubatch
     if work.kv_type != "f16":  # the default
         out["kv_type"] = work.kv_type
+    if not work.flash:  # the default is to decide by the device
+        out["flash"] = False
     if after.splits_host:
         layers = after.spec.num_layers + 1
         out["gpu_layers"] = layers if after.gpu_layers is None else after.gpu_layers

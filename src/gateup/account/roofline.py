@@ -97,8 +97,7 @@ def _train(scenario: Scenario, device: Device) -> dict[str, Figure]:
         return {}
     params = 0
     if work.training.method != "full":
-        rows = adapter_rows(scenario.spec, work.training.lora)
-        params = sum(r.params * (r.row.active_experts or 1) // (r.row.experts or 1) for r in rows)
+        params = sum(r.active_params for r in adapter_rows(scenario.spec, work.training.lora))
     flops = train_flops(scenario.spec, work, adapter_params=params)
     weights = int(weights_read(make_ledger(scenario.spec, scenario.stored, ""), 1).value)
     ranks, stages = _shares(scenario)

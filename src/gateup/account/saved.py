@@ -11,8 +11,7 @@ transformers 5.24's Llama layer under sdpa and held against `saved_tensors_hooks
              x if the projections train
   LoRA       fp32 adapters: 4·in for the cast input and 4·r for A's output, each adapted matrix
 
-The first H of "x" and the norm's are different tensors: a layer of Llama-3-8B keeps
-2H + 8I = 122,880 bytes for its MLP alone.
+In bf16 the MLP of a Llama-3-8B layer keeps 2·H + 8·I = 122,880 bytes a token.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ from gateup.model.spec import (
     TensorSpec,
 )
 
-SOURCE = "tensor by tensor, against torch's saved_tensors_hooks on transformers 5.24"
+SOURCE = (
+    "tensor by tensor; equal to torch's saved_tensors_hooks on transformers 5.24's Llama, Qwen and "
+    "Phi-3 models (benchmarks/saved_bytes.py)"
+)
 
 # Widths I that the MLP saves by mode, when its weights train and when they are frozen.
 SAVED = {"hf": (4, 3), "all": (3, 2), "gate_up": (2, 2), "input": (0, 0)}

@@ -14,19 +14,25 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from gateup.account.figure import Figure
+from gateup.account.activations import dtype_bytes, prefill_tokens
+from gateup.account.figure import Figure, Kind
 from gateup.account.kv import kv_nbytes
 from gateup.account.machine import Device
-from gateup.account.memory import MemoryPlan, memory
+from gateup.account.memory import MemoryItem, MemoryPlan, memory
+from gateup.account.memory_items import plan_of
 from gateup.account.parallel import faults
 from gateup.account.workload import Parallel, Workload
 from gateup.errors import UsageError
 from gateup.model.quant import mix
 from gateup.model.quant.formats import FORMATS, StoredTensor
+from gateup.model.quant.hf_formats import declared
 from gateup.model.spec import LayerSpec, ModelSpec, TensorSpec
 
 _WORKLOAD = frozenset(f.name for f in fields(Workload))
 _PARALLEL = frozenset(f.name for f in fields(Parallel))
+
+
+PASSING = "operations of PEFT 0.21's Linear.forward with fp32 adapters"
 
 
 @lru_cache(maxsize=64)
@@ -61,6 +67,19 @@ def condense(
 
 
 @dataclass(frozen=True)
+class Unmerged:
+    """An adapter beside its base at inference.
+
+    params  of its A and B (and magnitudes);  whole: bytes of the modules it stores whole
+    sides   (in, out) of the matrices it adapts
+    """
+
+    params: int
+    whole: int
+    sides: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One question: does `spec`, stored so, fit `device` under `workload`?
 
@@ -69,6 +88,7 @@ class Scenario:
     gpu_layers      llama.cpp's -ngl; None: all layers and the output (num_layers + 1)
     cpu_moe_layers  llama.cpp's --n-cpu-moe
     notes           what was decided on the user's behalf
+    adapter         one that runs beside the model, not merged into it
     """
 
     spec: ModelSpec
@@ -79,6 +99,7 @@ class Scenario:
     gpu_layers: int | None = None
     cpu_moe_layers: int = 0
     notes: tuple[str, ...] = ()
+    adapter: Unmerged | None = None
 
     def with_(self, **changes: Any) -> Scenario:
         """A changed copy. Takes this class's fields, Workload's and Parallel's (tp, pp, ep, fsdp).
@@ -105,15 +126,20 @@ class Scenario:
         return changed
 
     def _disk_fmt(self) -> str:
-        """The format that comes nearest to what lies on disk: that of the first MLP matrix."""
-        known = set(mix.known_formats())
+        """The format that comes nearest to what lies on disk: that of most MLP bytes.
+
+        A type of llama.cpp's blocks names its file type: q4_k tensors lie in a q4_k_m file.
+        """
+        sizes: dict[str, int] = {}
         for tensor in self.stored:
             if tensor.row is not None and tensor.row.part == "mlp" and tensor.row.matmul:
-                for name in (tensor.type, f"{tensor.type}_m"):  # q4_k tensors: a q4_k_m file
-                    if name in known:
-                        return name
-                break
-        return self.spec.dtype or "bf16"
+                sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+        gguf = self.workload.engine == "llama.cpp"
+        for kind in sorted(sizes, key=lambda t: -sizes[t]):
+            for name in (kind, f"{kind}_m"):
+                if mix.is_known(name):
+                    return f"gguf:{name}" if gguf and mix.kind_of(name) == "dtype" else name
+        return "gguf:bf16" if gguf else declared(self.spec.config) or self.spec.dtype or "bf16"
 
     @property
     def splits_host(self) -> bool:
@@ -191,6 +217,51 @@ class Scenario:
 
     @cached_property
     def _plan(self) -> MemoryPlan:
+        plan = self._own_plan()
+        if self.adapter is None:
+            return plan
+        items = (*plan.items, *self._adapter_items(self.adapter, tuple(plan.peaks)))
+        return plan_of(items, tuple(plan.peaks), plan.stage)
+
+    def _adapter_items(self, adapter: Unmerged, phases: tuple[str, ...]) -> list[MemoryItem]:
+        """The adapter's tensors, and in transformers what PEFT makes in passing per module: x in
+        fp32, B·A·x and its scaled copy in fp32; less the module's own output, counted elsewhere.
+        """
+        work = self.workload
+        size = dtype_bytes(work.compute_dtype, "--dtype") if work.engine == "vllm" else 4
+        split: Kind = "exact" if work.parallel.world == 1 else "bound"
+        kind: Kind = "estimate" if work.engine == "vllm" else split
+        how = {
+            "vllm": "vLLM keeps adapters in the model's dtype, in slots of --max-lora-rank",
+            "llama.cpp": "convert_lora_to_gguf.py writes f32 by default",
+        }.get(work.engine, "PEFT loads adapters in fp32 (autocast_adapter_dtype)")
+        figure = Figure(
+            adapter.params * size + adapter.whole,
+            "B",
+            kind,
+            f"params·{size} + modules stored whole",
+            f"{adapter.params}·{size} + {adapter.whole}",
+            how + ("" if work.parallel.world == 1 else "; at most all of it on one rank"),
+        )
+        items = [MemoryItem("adapter, not merged", "adapter", phases, figure)]
+        if work.engine in ("transformers", "gateup") and adapter.sides:
+            b = dtype_bytes(work.compute_dtype, "--dtype")
+            wide = max(adapter.sides, key=lambda s: 4 * s[0] + (8 - b) * s[1])
+            T = prefill_tokens(work)
+            passing = Figure(
+                T * (4 * wide[0] + (8 - b) * wide[1]),
+                "B",
+                "estimate",
+                f"T·(4·in + {8 - b}·out)",
+                f"{T}·(4·{wide[0]} + {8 - b}·{wide[1]})",
+                PASSING,
+            )
+            items.append(
+                MemoryItem("adapter, in passing", "adapter", ("attention", "mlp"), passing)
+            )
+        return items
+
+    def _own_plan(self) -> MemoryPlan:
         parallel = self.workload.parallel
         if self.workload.training is None and parallel.fsdp == 1:
             if parallel.tp == parallel.ep == 1:
@@ -252,8 +323,11 @@ class Scenario:
                 f"the split takes {used} devices and --device names {device.label}",
                 expected=f"tp·pp·fsdp up to {device.count}",
             )
-        if device.count == 1 or used > 1:
+        if device.count == 1 or used == device.count:
             return self
+        if used > 1:
+            idle = f"the split takes {used} of {device.label}; the others have nothing to do"
+            return replace(self, notes=tuple(dict.fromkeys((*self.notes, idle))))
         n = device.count
         how, why = self._default_split(n)
         return replace(

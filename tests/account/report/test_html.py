@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import stat
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -127,7 +129,7 @@ def test_names_from_files_are_only_text() -> None:
 
 def test_written_whole_with_ordinary_permissions(tmp_path: Path, misfit: Plan) -> None:
     path = tmp_path / "plan.html"
-    path.write_text("old")
+    path.write_text("<!doctype html>old")
     write_html([misfit], path)
     assert path.read_text(encoding="utf-8") == to_html([misfit])
     assert [p.name for p in tmp_path.iterdir()] == ["plan.html"]
@@ -140,7 +142,7 @@ def test_a_failure_leaves_what_was_there(
     tmp_path: Path, misfit: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "plan.html"
-    path.write_text("old")
+    path.write_text("<!doctype html>old")
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -148,7 +150,7 @@ def test_a_failure_leaves_what_was_there(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="cannot be written: No space left on device"):
         write_html([misfit], path)
-    assert path.read_text() == "old"
+    assert path.read_text() == "<!doctype html>old"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.html"]
 
 
@@ -157,3 +159,50 @@ def test_a_missing_folder_is_named(tmp_path: Path, misfit: Plan) -> None:
         write_html([misfit], tmp_path / "no such" / "p.html")
     with pytest.raises(UsageError, match="is a folder"):
         write_html([misfit], tmp_path)
+
+
+def test_a_model_typed_in_the_wrong_place_is_not_overwritten(tmp_path: Path, misfit: Plan) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF weights")
+    with pytest.raises(UsageError, match=r"is no HTML page\n  expected: a new name"):
+        write_html([misfit], model)
+    assert model.read_bytes() == b"GGUF weights"
+    (tmp_path / "empty").touch()
+    write_html([misfit], tmp_path / "empty")
+    assert (tmp_path / "empty").read_text(encoding="utf-8") == to_html([misfit])
+
+
+def test_a_link_stays_a_link(tmp_path: Path, misfit: Plan) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "there" / "page.html")
+    write_html([misfit], link)
+    assert link.is_symlink()
+    assert (tmp_path / "there" / "page.html").read_text(encoding="utf-8") == to_html([misfit])
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_html([misfit], loop)
+    assert loop.is_symlink()
+
+
+def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path: Path, misfit: Plan) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="cannot be written"):  # nobody reads: not to wait for
+        write_html([misfit], pipe)
+    reading = os.open(pipe, os.O_RDWR)  # holds both ends, so nothing waits for the other
+    got: list[bytes] = []
+
+    def read() -> None:
+        while sum(map(len, got)) < len(page):
+            got.append(os.read(reading, 1 << 16))
+
+    page = to_html([misfit]).encode()
+    reader = threading.Thread(target=read)
+    reader.start()
+    write_html([misfit], pipe)
+    reader.join()
+    os.close(reading)
+    assert b"".join(got) == page
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -19,6 +21,9 @@ from gateup.account.report.style import STYLE
 from gateup.account.report.tables import KEY_FIGURES, LOSSES, at_peak, capacity, compared, longest
 from gateup.account.report.units import tag, tagged
 from gateup.errors import UsageError
+
+# How a page begins; a file that begins otherwise is not overwritten.
+PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!--")
 
 
 def to_html(plans: Sequence[Plan]) -> str:
@@ -40,23 +45,64 @@ def to_html(plans: Sequence[Plan]) -> str:
 
 
 def write_html(plans: Sequence[Plan], path: Path) -> None:
-    """Write the page to `path`: whole or not at all.
+    """Write the page to `path`: whole or not at all, through links; straight into a pipe or device.
 
-    Raises UsageError where the folder does not exist or cannot be written to.
+    Raises UsageError where the folder does not exist or cannot be written to, and where `path` is
+    a file that is no page: most likely a model, typed in the wrong place.
     """
     page = to_html(plans).encode("utf-8", "backslashreplace")
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(
-            f"--html: the folder {folder} does not exist",
-            remedy=f"create it: mkdir -p {shlex.quote(str(folder))}",
-        )
-    if path.is_dir():
+    try:
+        kind = path.stat().st_mode
+    except OSError:  # not there yet, or not to be seen: the write will tell
+        kind = 0
+    if stat.S_ISDIR(kind):
         raise UsageError(f"--html: {path} is a folder", expected="the name of a file")
+    target = path
+    if kind and not stat.S_ISREG(kind):
+        write = _write_into
+    else:
+        write, target = _replace, Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise UsageError(
+                f"--html: the folder {target.parent if path.is_symlink() else path.parent} "
+                "does not exist",
+                remedy=f"create it: mkdir -p {shlex.quote(str(path.parent))}",
+            )
+    try:
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if kind and write is _replace:
+            _refuse_other(target)
+        write(target, page)
+    except OSError as e:
+        raise UsageError(f"--html: {path} cannot be written: {e.strerror or e}") from None
+
+
+def _refuse_other(path: Path) -> None:
+    """Raise UsageError where the file has something in it that is no HTML page."""
+    with path.open("rb") as file:
+        start = file.read(1024)
+    if start and not start.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(PAGES):
+        raise UsageError(
+            f"--html: {path} is there and is no HTML page",
+            expected="a new name, or a page to replace",
+            remedy="remove the file first if it may go",
+        )
+
+
+def _write_into(path: Path, page: bytes) -> None:
+    """Into a pipe or device, which must stay what it is. A pipe nobody reads is refused."""
+    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as file:
+        file.write(page)
+
+
+def _replace(path: Path, page: bytes) -> None:
+    """In the same folder first, so that the rename stays within one file system."""
     temporary: str | None = None
     try:
-        # In the same folder, so that the rename stays within one file system.
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name[:40]}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         with os.fdopen(handle, "wb") as file:
             file.write(page)
             file.flush()
@@ -66,8 +112,6 @@ def write_html(plans: Sequence[Plan], path: Path) -> None:
         Path(temporary).chmod(0o666 & ~mask)  # mkstemp's own mode is 0600
         Path(temporary).replace(path)
         temporary = None
-    except OSError as e:
-        raise UsageError(f"--html: {path} cannot be written: {e.strerror or e}") from None
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

@@ -8,11 +8,11 @@ from typing import Any
 from gateup.model.config import MAX_EXPERTS, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
     Rows,
     activation,
-    assemble,
     num_experts,
     num_layers,
     top_k,
@@ -155,8 +155,15 @@ def builder(v3: bool) -> Callable[[Config, str], ModelSpec]:
         if not all(sparse):
             dense = GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg), mlp_bias)
         tied = cfg.flag("tie_word_embeddings", default=False)
-        rows = Rows(NAMES)
-        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        frame = Frame(
+            "deepseek_v3" if v3 else "deepseek_v2",
+            "DeepseekV3ForCausalLM" if v3 else "DeepseekV2ForCausalLM",
+            NAMES,
+            hidden,
+            vocab,
+            tied,
+        )
+        rows = frame.rows()
         layers = []
         for i in range(n):
             mlp = moe if sparse[i] else dense
@@ -175,21 +182,7 @@ def builder(v3: bool) -> Callable[[Config, str], ModelSpec]:
                     buffer=True,
                 )
             layers.append(LayerSpec(i, attn, mlp))
-        rows.norm("norm", hidden)
-        if not tied:
-            rows.linear("lm_head", vocab, hidden, "head", None)
-        return assemble(
-            cfg,
-            name,
-            family="deepseek_v3" if v3 else "deepseek_v2",
-            architecture="DeepseekV3ForCausalLM" if v3 else "DeepseekV2ForCausalLM",
-            hidden_size=hidden,
-            vocab_size=vocab,
-            tie=tied,
-            layers=layers,
-            rows=rows,
-            notes=_notes(cfg, n),
-        )
+        return frame.finish(cfg, name, rows, layers, notes=_notes(cfg, n))
 
     return build
 

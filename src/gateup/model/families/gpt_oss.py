@@ -14,10 +14,9 @@ from gateup.errors import ConfigError
 from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     Names,
-    Rows,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
@@ -126,8 +125,8 @@ def build(cfg: Config, name: str) -> ModelSpec:
     windows = by_layer(cfg, n, window_size(cfg, default=128), lambda i: i % 2 == 0)
     bias = cfg.flag("attention_bias", default=True)
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("gpt_oss", "GptOssForCausalLM", NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(n):
         attn = gqa(cfg, hidden, window=windows[i])
@@ -138,20 +137,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
         rows.linear("router", experts, hidden, "mlp", i, bias=True)
         add_stacked(rows, i, hidden, moe)
         layers.append(LayerSpec(i, attn, moe))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="gpt_oss",
-        architecture="GptOssForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 def config_of_gguf(

@@ -13,11 +13,10 @@ from typing import Any
 from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
-    Rows,
     activation,
-    assemble,
     dtype,
     gqa,
     num_experts,
@@ -117,8 +116,8 @@ def _build_text(
     windows = _windows(cfg, n)
     bias = cfg.flag("attention_bias", default=False)
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(names)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame(family, architecture, names, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(n):
         attn = replace(gqa(cfg, hidden, window=windows[i]), chunked=windows[i] is not None)
@@ -134,20 +133,7 @@ def _build_text(
         elif mlp is not None:
             rows.gated_mlp(i, hidden, mlp)
         layers.append(LayerSpec(i, attn, mlp))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family=family,
-        architecture=architecture,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 def build_text(cfg: Config, name: str) -> ModelSpec:

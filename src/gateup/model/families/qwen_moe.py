@@ -9,11 +9,10 @@ from gateup.errors import UnknownArchitectureError
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
-    Rows,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
@@ -91,8 +90,15 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
             if qwen2
             else cfg.flag("attention_bias", default=False)
         )
-        rows = Rows(QWEN2_NAMES if qwen2 else QWEN3_NAMES)
-        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        frame = Frame(
+            "qwen2_moe" if qwen2 else "qwen3_moe",
+            "Qwen2MoeForCausalLM" if qwen2 else "Qwen3MoeForCausalLM",
+            QWEN2_NAMES if qwen2 else QWEN3_NAMES,
+            hidden,
+            vocab,
+            tied,
+        )
+        rows = frame.rows()
         layers = []
         for i, window in enumerate(_windows(cfg, n, alternating=qwen2)):
             attn = gqa(cfg, hidden, window=window)
@@ -105,20 +111,7 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
             rows.norm("post_attention_layernorm", hidden, i)
             dense_and_moe(rows, i, hidden, mlp)
             layers.append(LayerSpec(i, attn, mlp))
-        rows.norm("norm", hidden)
-        if not tied:
-            rows.linear("lm_head", vocab, hidden, "head", None)
-        return assemble(
-            cfg,
-            name,
-            family="qwen2_moe" if qwen2 else "qwen3_moe",
-            architecture="Qwen2MoeForCausalLM" if qwen2 else "Qwen3MoeForCausalLM",
-            hidden_size=hidden,
-            vocab_size=vocab,
-            tie=tied,
-            layers=layers,
-            rows=rows,
-        )
+        return frame.finish(cfg, name, rows, layers)
 
     return build
 

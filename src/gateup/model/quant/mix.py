@@ -40,6 +40,7 @@ __all__ = [
     "FileType",
     "file_type",
     "gguf_types",
+    "is_known",
     "kind_of",
     "known_formats",
     "stored",
@@ -73,6 +74,12 @@ def kind_of(fmt: str) -> Literal["dtype", "gguf", "hf"]:
     if hf_formats.is_known(name):
         return "hf"
     raise UsageError(f"format {fmt!r} is not known", expected=_list(known_formats()))
+
+
+def is_known(fmt: str) -> bool:
+    """Whether `stored` takes the name."""
+    name = fmt.lower()
+    return name in PLAIN or name.removeprefix(PREFIX) in FILE_TYPES or hf_formats.is_known(name)
 
 
 def known_formats() -> list[str]:
