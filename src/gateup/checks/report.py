@@ -142,7 +142,7 @@ def render_list(rules: Iterable[Rule], console: Console) -> None:
         text.append(rule.title)
         if needs:
             text.append(f"  [{needs}]", "dim")
-        console.print(text)
+        console.print(text, soft_wrap=True)
 
 
 def option(need: str) -> str:
