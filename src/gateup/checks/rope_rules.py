@@ -280,9 +280,11 @@ def _product(context: Context, factor: float, original: float, limit: int) -> It
     """yarn: the factor times the old limit is the new one."""
     if known.same(factor * original, limit):
         return
+    # Qwen's model cards tell users to add factor 4 and leave the limit at the original 32,768.
+    documented = known.same(original, limit)
     yield _finding(
         context,
-        "warning",
+        "note" if documented else "warning",
         f"yarn: {factor:g} × {original:,.0f} = {factor * original:,.0f} positions, but"
         f" max_position_embeddings is {limit:,}",
         ("max_position_embeddings", f"{limit:,}", f"{factor * original:,.0f}"),
