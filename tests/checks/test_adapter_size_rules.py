@@ -400,3 +400,24 @@ def test_one_lower_dtype_is_silent(changed: Callable[..., CheckReport], dtype: t
             tensors[name] = tensors[name].to(dtype)
 
     assert of(changed(change=change)) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "severity"),
+    [(168, "note"), (165, "note"), (160, "error"), (176, "error"), (None, "error")],
+)
+def test_a_vocabulary_that_grew_with_the_adapters_tokenizer(
+    changed: Callable[..., CheckReport], tmp_path: Path, entries: int | None, severity: str
+) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    if entries:
+        vocab = {f"t{i}": i for i in range(entries)}
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    report = changed("whole", rows(168))
+    found = of(report, "adapter.vocabulary")
+    assert [f.severity for f in found] == [severity]
+    # What the adapter stores rows for is no fault of the model's config.
+    assert [f.severity == "error" for f in of(report, "config.vocab")] == (
+        [] if severity == "note" else [entries == 176] * (entries not in (None, 160))
+    )

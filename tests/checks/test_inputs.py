@@ -42,6 +42,11 @@ def test_settings_from_yaml_and_json(tmp_path: Path) -> None:
         ("a: &a [1]\n" + "".join(f"b{i}: *a\n" for i in range(20)), "more than 16 aliases"),
         ("a: " + "x" * (300 << 10), "has 307,203 bytes"),
         (b"a: \xff", "not UTF-8"),
+        ("a: 8\nb:\n  c: 1\n  c: 2\n", r"the key 'c' occurs twice \(line 4\)"),
+        ("a: 8\n'a': 16\n", "the key 'a' occurs twice"),
+        ("a: 0x" + "f" * 5000, "a number has 5,002 characters"),
+        ("a: 1" + ":59" * 40_000, "a number has 120,001 characters"),
+        ("a: 1" + ":59" * 400 + ".5", "a number has 1,203 characters"),
     ],
 )
 def test_broken_yaml(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -73,3 +78,9 @@ def test_a_trainer_s_file_with_a_log_is_a_run_s_state(
 def test_degrees_that_cannot_be(tp: int) -> None:
     with pytest.raises(GateupError):
         Request(tp=tp)
+
+
+def test_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("a: &a {x: 1}\nb: &b {y: 2}\nc:\n  <<: *a\n  <<: *b\n  x: 3\n")
+    assert read_settings(file)["c"] == {"x": 3, "y": 2}

@@ -256,7 +256,7 @@ def _vocabulary_shape(spec: ModelSpec, name: str) -> tuple[int, ...] | None:
 
 
 def _vocabulary_finding(context: Context, name: str, rows: int) -> Finding:
-    spec, known = context.spec, context.tokenizer
+    spec, known = context.spec, context.adapter_tokenizer or context.tokenizer
     vocab, source = spec.vocab_size, context.source("config")
     evidence = [Evidence(name, f"{rows:,} rows", f"{vocab:,} rows", f"{source}, field vocab_size")]
     numbers: Mapping[str, int] = {"rows": rows, "vocab_size": vocab, "padding": vocab - rows}
@@ -282,12 +282,14 @@ def _vocabulary_finding(context: Context, name: str, rows: int) -> Finding:
             "accept a base of another size. Only more tokens than rows need a resize.",
             numbers,
         )
+    wanted = known is not None and vocab < known.highest + 1 <= rows  # tokens were added on purpose
     return Finding(
         "adapter.vocabulary",
-        "error",
+        "note" if wanted else "error",
         f"{name} has {rows:,} rows; the base has {vocab:,}",
         tuple(evidence),
-        f"The vocabulary grew by {rows - vocab:,} rows while the adapter was trained.",
+        f"The vocabulary grew by {rows - vocab:,} rows while the adapter was trained"
+        + (", as the tokenizer did." if wanted else "."),
         f"Resize the base before loading: model.resize_token_embeddings({rows}), with the "
         "tokenizer saved beside the adapter.",
         numbers,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateup.checks.adapter_parts import saved_modules
 from gateup.checks.context import Context
 from gateup.checks.edits import Edit
 from gateup.checks.finding import Evidence, Finding, Severity
@@ -333,7 +334,7 @@ def vocab(context: Context) -> Iterable[Finding]:
             f"{source}: {tokenizer.size:,} entries, highest id {tokenizer.highest:,}",
         ),
     )
-    if need > V:
+    if need > V and not _grown(context, need):
         beyond = sorted((i, t) for t, i in tokenizer.added.items() if i >= V)
         names = ", ".join(f"{t!r} = {i}" for i, t in beyond[:3])
         target = -(-need // 64) * 64
@@ -359,6 +360,14 @@ def vocab(context: Context) -> Iterable[Finding]:
             "never shrink the matrix to len(tokenizer)",
             {**numbers, "padding": V - need},
         )
+
+
+def _grown(context: Context, need: int) -> bool:
+    """Whether the adapter stores an embedding with rows for all tokens: adapter.vocabulary's."""
+    if context.adapter is None:
+        return False
+    saved = saved_modules(context.spec, context.adapter)
+    return any("embed" in n and t.shape[:1] >= (need,) for n, (t, _) in saved.items())
 
 
 @rule("config.gguf_vocab", "A GGUF's embedding has a row for each of its tokens", needs=["headers"])

@@ -51,6 +51,7 @@ class Context:
     adapter_config  its adapter_config.json, raw
     zero_halves     its tensors that LoRA starts at zero and that hold zeros only
     tokenizer       the tokenizer's files, beside the model or given
+    adapter_tokenizer   the one saved beside the adapter, which may have grown
     tp              tensor-parallel degree asked about
     quant           format asked about: "q4_k_m", "awq:128", "fp8:128"
     trainer         a trainer's settings (LLaMA-Factory YAML, TrainingArguments, …), raw
@@ -67,6 +68,7 @@ class Context:
     adapter_config: Mapping[str, Any] | None = None
     zero_halves: tuple[str, ...] | None = None
     tokenizer: TokenizerInfo | None = None
+    adapter_tokenizer: TokenizerInfo | None = None
     tp: int | None = None
     quant: str | None = None
     trainer: Mapping[str, Any] | None = None

@@ -24,6 +24,7 @@ MAX_STATE_BYTES = 64 << 20
 # Trainers' YAML files stay under 10 kB; the parser reads about 1 MB a second.
 MAX_YAML_BYTES = 256 << 10
 MAX_ALIASES = 16
+MAX_DIGITS = 40  # of one number; YAML 1.1 also spells them in base 60, which grows without end
 MAX_DEPTH = 32
 STATE = "trainer_state.json"
 GENERATION = "generation_config.json"
@@ -83,6 +84,7 @@ def read_context(checkpoint: Checkpoint, request: Request) -> Context:
         side.sources["config"] = "config.json"
     if adapter:
         side.sources["adapter"] = CONFIG
+    beside = side.read("tokenizer", adapter.path, find_tokenizer) if adapter else None
     trainer, state = _trainer(request.trainer, side)
     if state is None:
         state = _first(side, "trainer_state", STATE, folders, _read_state)
@@ -92,7 +94,8 @@ def read_context(checkpoint: Checkpoint, request: Request) -> Context:
         adapter=adapter,
         adapter_config=read_json(adapter.path / CONFIG) if adapter else None,
         zero_halves=zero_halves(adapter) if adapter else None,
-        tokenizer=_tokenizer(request.tokenizer, folders, side),
+        tokenizer=_tokenizer(request.tokenizer, folder, side) or beside,
+        adapter_tokenizer=beside,
         tp=request.tp,
         quant=request.quant,
         trainer=trainer,
@@ -156,16 +159,13 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     return read_json(path, max_bytes=MAX_STATE_BYTES, finite=False)
 
 
-def _tokenizer(asked: str | Path | None, folders: list[Path], side: _Side) -> TokenizerInfo | None:
+def _tokenizer(asked: str | Path | None, folder: Path | None, side: _Side) -> TokenizerInfo | None:
+    """The one that was named, or the model's own."""
     if asked is not None:
         found = read_tokenizer(Path(asked).expanduser())
         side.sources["tokenizer"] = str(found.path)
         return found
-    for folder in reversed(folders):  # the model's own first
-        there = side.read("tokenizer", folder, find_tokenizer)
-        if there is not None:
-            return there
-    return None
+    return None if folder is None else side.read("tokenizer", folder, find_tokenizer)
 
 
 def _trainer(
@@ -217,7 +217,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     try:
         text = data.decode("utf-8")
         _bound(yaml, text)
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _loader(yaml))
     except UnicodeDecodeError as e:
         raise ConfigError(
             f"the text is not UTF-8: byte {e.start} is wrong", where=str(path)
@@ -228,12 +228,41 @@ def read_settings(path: Path) -> Mapping[str, Any]:
         what = getattr(e, "problem", None) or "a value cannot be read"
         raise ConfigError(f"not YAML: {what}", where=f"{path}{line}") from None
     except ValueError as e:  # a date without such a day, a number of thousands of digits
-        raise ConfigError(f"a value cannot be read: {clip(str(e))}", where=str(path)) from None
+        what = str(e) if str(e).isprintable() else clip(str(e))
+        raise ConfigError(f"a value cannot be read: {what[:160]}", where=str(path)) from None
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
         raise ConfigError(
             f"{path.name} does not hold settings", where=str(path), expected="lines of key: value"
         )
     return value
+
+
+def _loader(yaml: Any) -> Any:
+    """PyYAML's safe loader, with ValueError for keys that occur twice and for endless numbers."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                    continue
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"the key {clip(key.value)} occurs twice (line {line})")
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    def number(kind: str) -> Callable[[Any, Any], Any]:
+        def construct(loader: Any, node: Any) -> Any:
+            if len(node.value) > MAX_DIGITS:
+                raise ValueError(f"a number has {len(node.value):,} characters")
+            return getattr(yaml.SafeLoader, f"construct_yaml_{kind}")(loader, node)
+
+        return construct
+
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", number(kind))
+    return Loader
 
 
 def _bound(yaml: Any, text: str) -> None:
