@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateup.checks.adapter_rules import targets as rule
 from gateup.checks.context import Context
+from gateup.checks.runner import check
 from gateup.files.adapter import Adapter
 from gateup.model import presets
 from gateup.model.spec import LayerSpec, ModelSpec, TensorSpec
 
+PARAMETERS = {
+    "target_modules": ["q_proj"],
+    "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -114,3 +121,24 @@ def test_targets_that_match(
 ) -> None:
     spec = llada() if base == "llada" else presets.spec(base)
     assert rule(with_targets(described, spec, targets)) == []
+
+
+@pytest.mark.parametrize("targets", [{"target_modules": "all-linear"}, PARAMETERS])
+def test_a_mixtral_adapter_as_peft_saves_it_fits(tmp_path: Path, targets: dict[str, Any]) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    size |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    model = MixtralForCausalLM(MixtralConfig(**size))
+    model.save_pretrained(tmp_path / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, **targets))
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.data.fill_(0.01)
+        adapted.save_pretrained(tmp_path / "adapter")
+    report = check(tmp_path / "base", adapter=tmp_path / "adapter")
+    assert not report.failed
+    assert [(f.rule, f.title) for f in report.findings if f.severity != "note"] == []

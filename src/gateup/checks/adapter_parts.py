@@ -18,6 +18,8 @@ _LORA = re.compile(
 )
 _BASE = re.compile(r"(?:\.base_layer)+$")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|blocks)\.(\d{1,6})\.")
+# transformers 5 calls Mixtral's block mlp, and PEFT saves it so; the Hub's files keep the old name.
+_RENAMED = {"mixtral": (".mlp.", ".block_sparse_moe.")}
 # <module>.modules_to_save.default.weight, or the module's own name where PEFT has saved it
 _SAVED = re.compile(r"(.+?)(?:\.modules_to_save(?:\.[^.]+)?|\.original_module)?\.(weight|bias)")
 
@@ -109,7 +111,7 @@ def _pair(
     have: dict[str, TensorHeader],
     embedding: bool,
 ) -> Pair:
-    name = _BASE.sub("", module)
+    name = _BASE.sub("", module).replace(*_RENAMED.get(spec.family, ("", "")))
     hit = index.find(name + ".weight") or index.find(name)
     row, experts = (hit[0] if hit else None), False
     if row is None:
