@@ -130,3 +130,21 @@ def test_the_known_keys_hold_the_installed_versions_own() -> None:
 def test_no_name_of_elsewhere_is_known() -> None:
     assert not set(ELSEWHERE) & LLAMAFACTORY
     assert all(v.partition(":")[0] in LLAMAFACTORY for v in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("text", ["${oc.env:VALUE,8}", "{{ value }}", ["q_proj", "${more}"]])
+def test_a_placeholder_is_not_known_yet(text: Any) -> None:
+    names = ("lora_rank", "lora_alpha", "lora_target", "cutoff_len", "learning_rate", "bf16")
+    run = read(
+        finetuning_type="lora", disable_gradient_checkpointing=text, **dict.fromkeys(names, text)
+    )
+    assert run.odd == ()
+    assert (run.method, run.rank, run.alpha, run.targets) == ("lora", None, None, None)
+    assert read(finetuning_type=text).method is None
+    assert read(finetuning_type="lora", lora_alpha=128, lora_rank=text).rank is None  # no default 8
+
+
+def test_a_comma_does_not_cut_pefts_expression() -> None:
+    text = r".*\.[0-9]{1,2}\.self_attn\.(q|v)_proj"
+    assert read(peft_type="LORA", target_modules=text).targets == text
+    assert read(r=8, target_modules="q_proj,v_proj").targets == ("q_proj", "v_proj")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateup.checks import trainer_rules
 from gateup.checks.finding import Finding
 from gateup.checks.runner import CheckReport, check
 from gateup.checks.trainer_keys import LLAMAFACTORY
@@ -392,3 +393,61 @@ def test_no_rule_stumbles(seed: int) -> None:
         for f in report.findings:
             json.dumps(dict(f.numbers), allow_nan=False)
             assert f.title.isprintable()
+
+
+# --- files that are fine ---------------------------------------------------------------------
+
+EVAL: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "adapter_name_or_path": "saves/llama3-8b/lora/sft",
+    "finetuning_type": "lora",
+    "task": "mmlu_test",
+    "template": "fewshot",
+    "lang": "en",
+    "n_shot": 5,
+    "save_dir": "saves/eval",
+    "batch_size": 4,
+}
+AXOLOTL: dict[str, Any] = {
+    "base_model": "NousResearch/Meta-Llama-3-8B",
+    "load_in_8bit": True,
+    "sequence_len": 4096,
+    "adapter": "lora",
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "lora_target_linear": True,
+    "micro_batch_size": 2,
+    "num_epochs": 4,
+    "learning_rate": 0.0002,
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+}
+PLACEHOLDERS = HEALTHY | {"lora_rank": "${oc.env:RANK,8}", "lora_target": "${targets}"}
+
+
+@pytest.mark.parametrize("trainer", [EVAL, AXOLOTL, PLACEHOLDERS])
+def test_other_programs_files_of_these_trainers_pass(trainer: dict[str, Any]) -> None:
+    report = check("llama-3-8b", trainer=trainer)
+    assert not report.failed
+    assert [f for f in report.findings if f.severity != "note"] == []
+
+
+def test_batch_size_outside_an_evaluation_is_a_slip() -> None:
+    report = check("llama-3-8b", trainer=HEALTHY | {"batch_size": 4})
+    assert "batch_size" in next(f for f in report.findings if f.rule == "trainer.keys").title
+
+
+def test_a_model_on_the_host_is_not_held_against_a_card() -> None:
+    def memory(**more: Any) -> list[str]:
+        found = check("deepseek-v3", trainer=HEALTHY | {"template": "deepseek3"} | more).findings
+        return [f.severity for f in found if f.rule == "trainer.memory" and f.severity != "note"]
+
+    assert memory() == ["warning"]
+    assert memory(use_kt=True) == []
+
+
+def test_thousands_of_unknown_keys_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(trainer_rules, "_near", lambda key, known: asked.append(key))
+    check("llama-3-8b", trainer=HEALTHY | {f"lora_ran{i}": 1 for i in range(12_000)})
+    assert len(asked) == trainer_rules.MAX_UNKNOWN

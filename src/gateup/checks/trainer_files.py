@@ -36,6 +36,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "max_samples": ("max_samples",),
     "bits": ("quantization_bit",),
 }
+# Put in before the trainer reads the file: OmegaConf's ${oc.env:RANK,8}, Jinja's {{ rank }}.
+_PLACEHOLDERS = ("${", "{{")
 _WHOLE = ("rank", "cutoff", "batch", "accumulation", "max_steps", "max_samples", "bits")
 MAX_TARGETS = 200
 
@@ -85,8 +87,19 @@ class TrainerRun:
 
     @property
     def sharded(self) -> bool:
-        """Whether weights and optimizer may be spread over ranks: DeepSpeed, FSDP."""
-        return any(self.values.get(k) for k in ("deepspeed", "fsdp", "fsdp_config"))
+        """Whether weights and optimizer may lie elsewhere: DeepSpeed, FSDP; KTransformers' host."""
+        return any(self.values.get(k) for k in ("deepspeed", "fsdp", "fsdp_config", "use_kt"))
+
+    @property
+    def axolotl(self) -> bool:
+        """Whether it is axolotl's file, which makes inputs require gradients for any adapter."""
+        return "base_model" in self.values and "adapter" in self.values
+
+
+def is_open(value: object) -> bool:
+    """Whether a value is put in later: text with a placeholder, or a list with such a text."""
+    texts = value if isinstance(value, list) else [value]
+    return any(isinstance(t, str) and any(p in t for p in _PLACEHOLDERS) for t in texts)
 
 
 class _Reader:
@@ -96,12 +109,17 @@ class _Reader:
         self.values, self.source = values, source
         self.keys: dict[str, str] = {}
         self.odd: list[Evidence] = []
+        self.open: set[str] = set()
 
     def raw(self, setting: str) -> Any:
         for key in NAMES[setting]:
-            if self.values.get(key) is not None:
+            value = self.values.get(key)
+            if value is not None:
                 self.keys[setting] = key
-                return self.values[key]
+                if is_open(value):
+                    self.open.add(setting)
+                    return None
+                return value
         return None
 
     def _odd(self, key: str, value: object, expected: str) -> None:
@@ -137,7 +155,7 @@ class _Reader:
         """true and false, also as text; None where no name is there."""
         for key in names:
             value = self.values.get(key)
-            if value is None:
+            if value is None or is_open(value):
                 continue
             if isinstance(value, str) and value.lower() in ("true", "false"):
                 value = value.lower() == "true"
@@ -159,7 +177,7 @@ class _Reader:
         if isinstance(value, str):
             if value.strip().lower() in ("all", "all-linear"):
                 return "all-linear"
-            if key == "target_modules" and "," not in value:
+            if key == "target_modules" and ("," not in value or "peft_type" in self.values):
                 return value  # a regular expression, or one name, which fullmatch takes as well
             value = value.split(",")
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
@@ -193,10 +211,13 @@ def read_run(values: Mapping[str, Any], source: str) -> TrainerRun:
     targets = reader.targets()
     method = _method(reader, dialect, numbers, targets)
     if dialect == "llamafactory" and method == "lora":
-        numbers["rank"] = 8 if numbers["rank"] is None else numbers["rank"]
-        if not numbers["alpha"] and numbers["rank"] is not None:  # 0 too means its default
+        if numbers["rank"] is None and "rank" not in reader.open:
+            numbers["rank"] = 8
+        said = numbers["alpha"] or "alpha" in reader.open  # 0 too means its default
+        if not said and numbers["rank"] is not None:
             numbers["alpha"] = 2.0 * numbers["rank"]
-        targets = "all-linear" if targets is None else targets
+        if targets is None and "targets" not in reader.open:
+            targets = "all-linear"
     checkpointing, reentrant = _checkpointing(reader, dialect)
     return TrainerRun(
         dialect,
@@ -217,6 +238,8 @@ def _method(
     reader: _Reader, dialect: Dialect, numbers: Mapping[str, Any], targets: object
 ) -> Method | None:
     said = reader.values.get("finetuning_type", reader.values.get("adapter"))
+    if is_open(said):
+        return None
     if said in ("lora", "qlora"):
         return "lora"
     if said in ("full", "freeze", "oft"):

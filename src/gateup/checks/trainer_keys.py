@@ -87,6 +87,8 @@ trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strate
 tpu_num_cores use_cpu use_ipex use_legacy_prediction_loop use_liger_kernel use_mps_device
 warmup_ratio warmup_steps weight_decay
 """
+# Of llamafactory-cli eval.
+EVALUATION = "task task_dir lang n_shot save_dir download_mode"
 PEFT = """
 task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r
 target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora
@@ -103,6 +105,7 @@ LLAMAFACTORY = (
     | frozenset(DATA.split())
     | frozenset(FINETUNING.split())
     | frozenset(GENERATING.split())
+    | frozenset(EVALUATION.split())
     | _TRAINING
 )
 KNOWN: dict[str, frozenset[str]] = {
