@@ -13,6 +13,7 @@ from gateup.checks import split_rules
 from gateup.checks.context import Context
 from gateup.checks.finding import Finding
 from gateup.checks.rule import rules_of
+from gateup.checks.runner import check
 from gateup.model.presets import PRESETS
 
 RULES = {r.id: r for r in rules_of([split_rules])}
@@ -245,7 +246,7 @@ def test_padding_that_the_heads_do_not_follow(described: Described) -> None:
     assert "pad to 4872: tp 2 then fit" in found.remedy
     odd = config("smollm2-135m", intermediate_size=1537)
     (found,) = run("split.width", described(odd, tp=2))
-    assert "pad to 1538: the heads are still in the way" in found.remedy
+    assert "the heads do not divide by 2 either: padding is no help" in found.remedy
 
 
 def test_gguf_blocks_only_warn(described: Described) -> None:
@@ -395,3 +396,11 @@ def test_rules_agree_with_what_refuses_a_plan(described: Described) -> None:
             refused = faults(context.spec, stored, Parallel(tp=tp))
             found = [*run("split.heads", context), *run("split.width", context)]
             assert bool(refused) == any(f.severity == "error" for f in found), (preset, tp)
+
+
+def test_padding_is_not_advised_where_the_heads_refuse_anyway() -> None:
+    found = check("llama-3-8b", tp=3, quant="gptq:128").findings
+    (f,) = [f for f in found if f.rule == "split.width"]
+    assert "the heads do not divide by 3 either: padding is no help" in f.remedy
+    assert "use --tp 2, the largest below it" in f.remedy
+    assert "14592" not in f.remedy

@@ -308,13 +308,17 @@ def _width_remedies(context: Context, m: Misfit, aim: Target, largest: int) -> I
             " (vLLM: --enable-expert-parallel)"
         )
     wider = padded(spec, m.what, m.value, m.nearest)
-    fits = [t for t in DEGREES if t <= max(8, tp) and not _width_misfits(wider, m, aim, t)]
+    degrees = sorted({*DEGREES, tp})
+    fits = [t for t in degrees if t <= max(8, tp) and not _width_misfits(wider, m, aim, t)]
+    if max(fits, default=1) <= largest:
+        yield f"the heads do not divide by {tp} either: padding is no help"
+        yield f"use --tp {largest}, the largest below it that fits"
+        return
     before = " before quantising" if m.group > 1 else ""
     added = added_weights(spec, m.what, m.value, m.nearest)
-    then = f"tp {_listed(fits)} then fit" if fits else "the heads are still in the way"
     yield (
-        f"pad to {m.nearest}{before}: {then}; costs {added:,} weights and changes no output"
-        + _smaller_pads(m, tp)
+        f"pad to {m.nearest}{before}: tp {_listed(fits)} then fit; costs {added:,} weights and"
+        f" changes no output{_smaller_pads(m, tp)}"
     )
     yield from _smaller_group(m, aim, tp)
     yield f"as it is, --tp {largest} is the largest that fits"
