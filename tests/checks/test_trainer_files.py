@@ -148,3 +148,9 @@ def test_a_comma_does_not_cut_pefts_expression() -> None:
     text = r".*\.[0-9]{1,2}\.self_attn\.(q|v)_proj"
     assert read(peft_type="LORA", target_modules=text).targets == text
     assert read(r=8, target_modules="q_proj,v_proj").targets == ("q_proj", "v_proj")
+
+
+def test_trls_max_length_is_the_sequence_and_llamafactorys_is_not() -> None:
+    run = read(lora_r=16, max_length=13_000)
+    assert (run.cutoff, run.place("cutoff")[1]) == (13_000, "max_length")
+    assert read(finetuning_type="lora", max_length=13_000).cutoff is None

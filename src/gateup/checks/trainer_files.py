@@ -25,7 +25,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "rank": ("lora_rank", "lora_r", "r"),
     "alpha": ("lora_alpha",),
     "targets": ("lora_target", "lora_target_modules", "target_modules"),
-    "cutoff": ("cutoff_len", "sequence_len", "max_seq_length", "max_seq_len"),
+    "cutoff": ("cutoff_len", "sequence_len", "max_seq_length", "max_seq_len", "max_length"),
     "batch": ("per_device_train_batch_size", "micro_batch_size"),
     "accumulation": ("gradient_accumulation_steps",),
     "learning_rate": ("learning_rate",),
@@ -114,6 +114,8 @@ class _Reader:
     def raw(self, setting: str) -> Any:
         for key in NAMES[setting]:
             value = self.values.get(key)
+            if key == "max_length" and dialect_of(self.values) == "llamafactory":
+                continue  # of generation there; TRL's name for the training sequence elsewhere
             if value is not None:
                 self.keys[setting] = key
                 if is_open(value):
