@@ -315,3 +315,15 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
     text = done.stdout.decode("ascii")
     assert "<= bound" in text
     assert "##" in text
+
+
+@pytest.mark.parametrize(("end", "code"), [(">&-", 0), ("> /dev/full", 2)])
+@pytest.mark.parametrize("verb", ["check llama-3-8b", "check llama-3-8b --json", "check --list"])
+def test_stdout_that_takes_nothing(verb: str, end: str, code: int) -> None:
+    if "full" in end and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command = f"'{sys.executable}' -m gateup {verb} {end}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert ("cannot be written" in done.stderr) is (code == 2)

@@ -47,6 +47,8 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing 
 @contextmanager
 def _reported() -> Iterator[None]:
     """A GateupError becomes one message on stderr and its exit code."""
+    if sys.stdout is None:  # closed before we came (>&-): run for the exit code
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         yield
         sys.stdout.flush()
@@ -59,6 +61,11 @@ def _reported() -> Iterator[None]:
         # The reader (head, less) left. Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        # A full disk behind stdout. Python would try the rest again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"gateup: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 def _version(asked: bool) -> None:
