@@ -408,3 +408,15 @@ def test_explain_names_no_path_twice_and_writes_no_exponent() -> None:
     paths = [x.split("]")[0] for x in lines if x.startswith("memory.items[")]
     assert len(paths) == len(set(paths)) > 5
     assert not any("e+" in x for x in lines if x.endswith(", exact)"))
+
+
+@pytest.mark.parametrize(("end", "code"), [(">&-", 0), ("> /dev/full", 2)])
+@pytest.mark.parametrize("verb", ["check llama-3-8b", "check llama-3-8b --json", "check --list"])
+def test_stdout_that_takes_nothing(verb: str, end: str, code: int) -> None:
+    if "full" in end and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command = f"'{sys.executable}' -m gateup {verb} {end}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert ("cannot be written" in done.stderr) is (code == 2)

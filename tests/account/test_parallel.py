@@ -14,6 +14,7 @@ from gateup.account.parallel import (
     block_group,
     faults,
     largest_tp,
+    misfits,
     padded_vocab,
     ranks,
     stage_layers,
@@ -271,3 +272,15 @@ def test_ranks_cover_the_model(tp: int, name: str) -> None:
     assert got * tp >= 2 * spec.params
     (half,) = rank_bytes(spec, Parallel(tp=tp // 2 or 1))
     assert got <= half
+
+
+def test_misfits_carry_the_numbers_of_their_sentences() -> None:
+    spec = presets.spec("qwen2.5-72b")
+    stored = mix.stored(spec, "awq:128")
+    (found,) = misfits(spec, stored, Parallel(tp=2))
+    assert (found.kind, found.value, found.degree, found.group) == ("width", 29568, 2, 128)
+    assert found.nearest == 29696
+    assert faults(spec, stored, Parallel(tp=2)) == [found.text]
+    assert misfits(spec, stored, Parallel(tp=1)) == []
+    kinds = [m.kind for m in misfits(spec, stored, Parallel(tp=3))]
+    assert kinds == ["heads", "kv_heads"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
+from typing import Literal
 
 from gateup.account.workload import Engine, Parallel
 from gateup.errors import UsageError
@@ -207,34 +208,82 @@ def block_of(type_name: str) -> int:
     return FORMATS[name].block_size if name in FORMATS else 1
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """One number that forbids a split.
+
+    kind    "heads", "o_proj" (its input columns a rank), "kv_heads" or "width"
+    what    the number's name: "intermediate_size", "attention heads"
+    value   the number, of the whole model ("o_proj": of a rank)
+    degree  ranks it is shared out to
+    group   columns that stay together; 1 without blocks
+    text    the sentence that says it
+    """
+
+    kind: Literal["heads", "o_proj", "kv_heads", "width"]
+    what: str
+    value: int
+    degree: int
+    group: int
+    text: str
+
+    @property
+    def nearest(self) -> int:
+        """The next number that divides into ranks of whole groups."""
+        unit = self.degree * self.group
+        return -(-self.value // unit) * unit
+
+
 def faults(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[str]:
     """Sentences on what forbids this split; empty when it can be."""
-    tp = parallel.tp
-    found: list[str] = []
+    return [m.text for m in misfits(spec, stored, parallel)]
+
+
+def misfits(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[Misfit]:
+    """What forbids this split, number by number; empty when it can be."""
+    return _misfits(spec, _groups(stored), parallel)
+
+
+def _groups(stored: Sequence[StoredTensor]) -> tuple[int, int]:
+    """(of o, of the down projections)"""
+    return block_group(stored, "attention_row"), block_group(stored)
+
+
+def _misfits(spec: ModelSpec, groups: tuple[int, int], parallel: Parallel) -> list[Misfit]:
     if parallel.tp == parallel.ep == 1:
-        return found
-    group = block_group(stored, "attention_row")
+        return []
+    return [
+        *_head_misfits(spec, groups[0], parallel.tp),
+        *_width_misfits(spec, groups[1], parallel),
+    ]
+
+
+def _head_misfits(spec: ModelSpec, group: int, tp: int) -> Iterator[Misfit]:
     kinds = {(x.num_heads, x.num_kv_heads, x.v_head_dim, x.mla is None) for x in _attention(spec)}
     for heads, kv, dim, cached in sorted(kinds):
         if heads % tp:
-            found.append(f"{heads} attention heads do not divide by tp {tp}")
+            text = f"{heads} attention heads do not divide by tp {tp}"
+            yield Misfit("heads", "attention heads", heads, tp, 1, text)
         elif heads // tp * dim % group:
-            found.append(
-                f"o_proj's {heads // tp * dim} input columns a rank are no whole blocks of {group}"
-            )
+            columns = heads // tp * dim
+            text = f"o_proj's {columns} input columns a rank are no whole blocks of {group}"
+            yield Misfit("o_proj", "o_proj's input columns a rank", columns, 1, group, text)
         if cached and kv % tp and tp % kv:
-            found.append(f"{kv} KV heads neither divide by tp {tp} nor divide it")
-    group = block_group(stored)
+            text = f"{kv} KV heads neither divide by tp {tp} nor divide it"
+            yield Misfit("kv_heads", "KV heads", kv, tp, 1, text)
+
+
+def _width_misfits(spec: ModelSpec, group: int, parallel: Parallel) -> Iterator[Misfit]:
     for width, degree, what in sorted(_widths(spec, parallel)):
         if degree > 1 and width % (degree * group):
             unit = degree * group
             nearest = -(-width // unit) * unit
             reason = f"{degree}" if group == 1 else f"{degree} ranks × blocks of {group}"
-            found.append(
+            text = (
                 f"{what} {width} does not divide by {reason}; the nearest width is {nearest}"
                 " (zero rows of gate and up, zero columns of down)"
             )
-    return found
+            yield Misfit("width", what, width, degree, group, text)
 
 
 def _attention(spec: ModelSpec) -> Iterator[AttentionSpec]:
@@ -257,9 +306,11 @@ def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
 
 def largest_tp(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> int:
     """The largest legal tensor-parallel degree not above the one asked for."""
-    for tp in range(parallel.tp, 1, -1):
+    groups = _groups(stored)
+    most = max((x.num_heads for x in _attention(spec)), default=parallel.tp)
+    for tp in range(min(parallel.tp, most), 1, -1):
         nests = tp % parallel.ep == 0 or parallel.ep % tp == 0
-        if nests and not faults(spec, stored, replace(parallel, tp=tp)):
+        if nests and not _misfits(spec, groups, replace(parallel, tp=tp)):
             return tp
     return 1
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from gateup.files.gguf import GGUFFile
 from gateup.files.gguf_set import read_gguf_set
 from gateup.files.header import TensorHeader, clip
 from gateup.files.match import Matched, match_gguf, match_hf
+from gateup.files.mismatch import Mismatch, noted, sentences
 from gateup.files.safetensors import SafetensorsFile, read_safetensors, read_sharded
 from gateup.model import presets
 from gateup.model.families import build_spec
@@ -44,7 +45,8 @@ class Checkpoint:
     label        for reports: "Q4_1 GGUF", "bf16 safetensors", "config.json", "preset"
     stored       what each row takes in the files; None without files
     adapter      the adapter, when one was opened: everything else is then its base's
-    problems     what differs between config and files, in sentences; no figure depends on them
+    mismatches   what differs between config and files; no figure depends on them
+    metadata     what the files say of themselves: a GGUF's keys, a safetensors index's metadata
     """
 
     spec: ModelSpec
@@ -55,7 +57,13 @@ class Checkpoint:
     label: str
     stored: tuple[StoredTensor, ...] | None
     adapter: Adapter | None = None
-    problems: tuple[str, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The mismatches in sentences."""
+        return sentences(self.mismatches)
 
 
 def open_model(ref: str | Path, *, base: str | Path | None = None) -> Checkpoint:
@@ -153,9 +161,9 @@ def _uncached(repo_id: str) -> Checkpoint:
     )
 
 
-def _open_preset(preset: presets.Preset, problems: tuple[str, ...]) -> Checkpoint:
+def _open_preset(preset: presets.Preset, notes: tuple[str, ...]) -> Checkpoint:
     spec = build_spec(preset.config, where=f"preset {preset.name}", name=preset.name)
-    return Checkpoint(spec, "preset", None, (), None, "preset", None, None, problems)
+    return Checkpoint(spec, "preset", None, (), None, "preset", None, None, noted(notes))
 
 
 def demo_model() -> Path:
@@ -196,18 +204,21 @@ def _open_hf(source: Source, path: Path, name: str) -> Checkpoint:
     """config.json, with the safetensors beside it where `source` says so."""
     config_path = source.path if source.kind == "config" else source.path.parent / "config.json"
     spec = build_spec(read_json(config_path), where=str(config_path), name=name)
+    mismatches = noted(source.notes)
     if source.kind == "config":
-        return Checkpoint(spec, "config", path, (), None, "config.json", None, None, source.notes)
+        return Checkpoint(spec, "config", path, (), None, "config.json", None, None, mismatches)
     files: Sequence[SafetensorsFile]
-    problems = source.notes
+    metadata: Mapping[str, Any] = {}
     if source.kind == "index":
         sharded = read_sharded(source.path)
-        files, problems = sharded.files, problems + sharded.problems
+        files, mismatches = sharded.files, mismatches + sharded.mismatches
+        metadata = sharded.metadata
     else:
         files = [read_safetensors(p) for p in source.files]
     tensors = [t for f in files for t in f.tensors]
     matched = match_hf(spec, tensors, _dialect(tensors))
-    return _with_files(spec, "safetensors", path, files, matched, problems)
+    made = _with_files(spec, "safetensors", path, files, matched, mismatches)
+    return replace(made, metadata=metadata)
 
 
 def _dialect(tensors: Sequence[TensorHeader]) -> Dialect:
@@ -227,7 +238,8 @@ def _open_gguf(source: Source, path: Path | None) -> Checkpoint:
         name = source.path.stem
     spec = build_spec(config, where=where, name=name)
     matched = match_gguf(spec, tensors)
-    return _with_files(spec, "gguf", path or source.path, files, matched, source.notes)
+    made = _with_files(spec, "gguf", path or source.path, files, matched, noted(source.notes))
+    return replace(made, metadata=first.metadata)
 
 
 def _with_files(
@@ -236,7 +248,7 @@ def _with_files(
     path: Path,
     files: Sequence[SafetensorsFile] | Sequence[GGUFFile],
     matched: Matched,
-    problems: tuple[str, ...],
+    mismatches: tuple[Mismatch, ...],
 ) -> Checkpoint:
     main = _main_type(matched.stored)
     if kind == "gguf":
@@ -252,7 +264,7 @@ def _with_files(
         label,
         matched.stored,
         None,
-        problems + matched.problems,
+        mismatches + matched.mismatches,
     )
 
 
@@ -299,7 +311,8 @@ def _open_adapter(folder: Path, base: str | Path | None) -> Checkpoint:
     return replace(
         checkpoint,
         adapter=adapter,
-        problems=checkpoint.problems + adapter_problems(checkpoint.spec, adapter),
+        mismatches=checkpoint.mismatches
+        + noted(adapter_problems(checkpoint.spec, adapter), "adapter"),
     )
 
 

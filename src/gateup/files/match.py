@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from gateup.files.header import TensorHeader, clip, listed, many, new_header
+from gateup.files.mismatch import Kind, Mismatch, sentences
 from gateup.model.families import GGUFTensor, gguf_tensors
 from gateup.model.families.names import Dialect, NameIndex
 from gateup.model.quant import hf_formats
@@ -67,11 +68,16 @@ _RECOMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".rotar
 
 
 class Matched(NamedTuple):
-    """Headers with canonical names, what is stored, and the differences in sentences."""
+    """Headers with canonical names, what is stored, and the differences."""
 
     headers: tuple[TensorHeader, ...]
     stored: tuple[StoredTensor, ...]
-    problems: tuple[str, ...]
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The differences in sentences."""
+        return sentences(self.mismatches)
 
 
 @dataclass(slots=True)
@@ -95,12 +101,12 @@ class _Strays:
     def __init__(self, spec: ModelSpec) -> None:
         self.layers = spec.num_layers
         self.tied = spec.tie_word_embeddings
-        self.kinds: dict[str, list[TensorHeader]] = {}
+        self.kinds: dict[Kind, list[TensorHeader]] = {}
 
     def add(self, tensor: TensorHeader) -> None:
         self.kinds.setdefault(self._kind(tensor.name), []).append(tensor)
 
-    def _kind(self, name: str) -> str:
+    def _kind(self, name: str) -> Kind:
         layer = _LAYER.search(name)
         if any(t in name for t in _TOWERS):
             return "tower"
@@ -134,15 +140,16 @@ class _Strays:
                         None,
                     )
 
-    def problems(self) -> Iterable[str]:
+    def mismatches(self) -> Iterable[Mismatch]:
         for kind, tensors in self.kinds.items():
             nbytes = sum(t.nbytes for t in tensors)
             names = listed([t.name for t in tensors], 3)
             reason = _STRAY_REASONS[kind].format(layers=self.layers)
-            yield (
+            sentence = (
                 f"{many(len(tensors), 'tensor')} ({nbytes:,} bytes) {reason}: {names}; "
                 "the bytes are counted, parameters are not"
             )
+            yield Mismatch(kind, sentence, tuple(tensors), names=tuple(t.name for t in tensors))
 
 
 _STRAY_LABELS = {
@@ -255,6 +262,8 @@ def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect 
             strays.add(tensor)
             headers.append(tensor)
             continue
+        found_as = new_header((name, canonical, type_, shape, offset, nbytes, file))
+        headers.append(found_as)
         if place.main:
             counts = entry.main.get(type_)
             if counts is None:
@@ -262,12 +271,11 @@ def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect 
             counts[0] += 1
             counts[1] += nbytes
             if shape != entry.row.shape:
-                entry.wrong.append(tensor)
+                entry.wrong.append(found_as)
         else:
             entry.companions += nbytes
         if place.tail is not None:
             entry.tails.add(place.tail)
-        headers.append(new_header((name, canonical, type_, shape, offset, nbytes, file)))
     found = matcher.found
     quant = spec.config.get("quantization_config")
     stored = [
@@ -276,8 +284,8 @@ def match_hf(spec: ModelSpec, tensors: Iterable[TensorHeader], dialect: Dialect 
         if row.name in found
         for s in _store(found[row.name], quant if isinstance(quant, dict) else {})
     ]
-    problems = [*_row_problems(spec, found), *strays.problems()]
-    return Matched(tuple(headers), (*stored, *strays.stored()), tuple(problems))
+    mismatches = (*_row_mismatches(spec, found), *strays.mismatches())
+    return Matched(tuple(headers), (*stored, *strays.stored()), mismatches)
 
 
 def _store(found: _Found, quant: Mapping[str, Any]) -> list[StoredTensor]:
@@ -327,9 +335,9 @@ def _scheme(type_: str, tails: set[str], quant: Mapping[str, Any]) -> str:
     return name if hf_formats.is_known(name) else type_
 
 
-def _row_problems(spec: ModelSpec, found: Mapping[str, _Found]) -> Iterable[str]:
+def _row_mismatches(spec: ModelSpec, found: Mapping[str, _Found]) -> Iterable[Mismatch]:
     absent, partly, doubled = [], [], []
-    wrong: list[tuple[TensorSpec, TensorHeader]] = []
+    wrong: list[tuple[tuple[int, ...], TensorHeader]] = []
     for row in spec.rows:
         entry = found.get(row.name)
         if entry is None or not entry.main:
@@ -337,36 +345,44 @@ def _row_problems(spec: ModelSpec, found: Mapping[str, _Found]) -> Iterable[str]
                 absent.append(row)
             continue
         if entry.copies < row.copies:
-            partly.append(f"{row.name} ({entry.copies:,} of {row.copies:,})")
+            partly.append((row, f"{row.name} ({entry.copies:,} of {row.copies:,})"))
         elif entry.copies > row.copies:
-            doubled.append(row.name)
+            doubled.append(row)
         if not entry.tails:
-            wrong.extend((row, t) for t in entry.wrong)
+            wrong.extend((row.shape, t) for t in entry.wrong)
     if absent:
         params = sum(r.params for r in absent)
-        yield (
+        names = [r.name for r in absent]
+        sentence = (
             f"{many(len(absent), 'row')} of the description ({params:,} parameters) in no file: "
-            f"{listed([r.name for r in absent], 3)}"
+            f"{listed(names, 3)}"
         )
+        yield Mismatch("absent", sentence, rows=tuple(absent), names=tuple(names))
     if partly:
-        yield f"experts missing from {many(len(partly), 'row')}: {listed(partly, 3)}"
+        names = [said for _, said in partly]
+        sentence = f"experts missing from {many(len(partly), 'row')}: {listed(names, 3)}"
+        yield Mismatch("partly", sentence, rows=tuple(r for r, _ in partly), names=tuple(names))
     if doubled:
-        yield f"{many(len(doubled), 'row')} stored more than once: {listed(doubled, 3)}"
-    yield from _shape_problem([(r.shape, t) for r, t in wrong])
+        names = [r.name for r in doubled]
+        sentence = f"{many(len(doubled), 'row')} stored more than once: {listed(names, 3)}"
+        yield Mismatch("doubled", sentence, rows=tuple(doubled), names=tuple(names))
+    yield from _shape_mismatch(wrong)
 
 
-def _shape_problem(wrong: Sequence[tuple[tuple[int, ...], TensorHeader]]) -> Iterable[str]:
-    """One sentence for all tensors whose shape is not the described one."""
+def _shape_mismatch(wrong: Sequence[tuple[tuple[int, ...], TensorHeader]]) -> Iterable[Mismatch]:
+    """One for all tensors whose shape is not the described one."""
     if not wrong:
         return
     shape, first = wrong[0]
     stored = sum(prod(t.shape) for _, t in wrong)
     said = sum(prod(s) for s, _ in wrong)
-    yield (
+    sentence = (
         f"{many(len(wrong), 'tensor')} of another shape than described ({stored:,} elements in the "
         f"files, {said:,} by the config, which the figures follow): {clip(first.name)} is "
         f"{list(first.shape)}, described as {list(shape)}"
     )
+    tensors = tuple(t for _, t in wrong)
+    yield Mismatch("shape", sentence, tensors, tuple(s for s, _ in wrong))
 
 
 def match_gguf(spec: ModelSpec, tensors: Iterable[TensorHeader]) -> Matched:
@@ -398,21 +414,29 @@ def match_gguf(spec: ModelSpec, tensors: Iterable[TensorHeader]) -> Matched:
             continue
         shape = described.ne[::-1]
         if _squeezed(tensor.shape) != _squeezed(shape):
-            wrong.append((shape, tensor))
+            wrong.append((shape, headers[-1]))
         stored.append(
             StoredTensor(name, tensor.shape, tensor.type, tensor.nbytes, described.params, row)
         )
     stored.extend(_stored_singles(singles, expected))
-    absent = [n for n, t in expected.items() if n not in seen and t.params]
-    problems = []
-    if absent:
-        params = sum(expected[n].params for n in absent)
-        problems.append(
-            f"{many(len(absent), 'tensor')} of the description ({params:,} parameters) not in the "
-            f"file: {listed(absent, 3)}"
-        )
-    problems += [*_shape_problem(wrong), *strays.problems()]
-    return Matched(tuple(headers), (*stored, *strays.stored()), tuple(problems))
+    mismatches = (
+        *_absent_from_gguf([t for n, t in expected.items() if n not in seen and t.params]),
+        *_shape_mismatch(wrong),
+        *strays.mismatches(),
+    )
+    return Matched(tuple(headers), (*stored, *strays.stored()), mismatches)
+
+
+def _absent_from_gguf(absent: Sequence[GGUFTensor]) -> Iterable[Mismatch]:
+    if not absent:
+        return
+    names = [t.name for t in absent]
+    sentence = (
+        f"{many(len(absent), 'tensor')} of the description ({sum(t.params for t in absent):,} "
+        f"parameters) not in the file: {listed(names, 3)}"
+    )
+    rows = tuple(t.rows[0] for t in absent if t.rows)
+    yield Mismatch("absent", sentence, rows=rows, names=tuple(names))
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

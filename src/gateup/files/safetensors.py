@@ -13,9 +13,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from gateup.errors import HeaderError, InputError
+from gateup.errors import HeaderError, InputError, TruncatedError
 from gateup.files.config_json import parse_json, read_json
 from gateup.files.header import TensorHeader, clip, listed, many, new_header
+from gateup.files.mismatch import Mismatch, sentences
 from gateup.files.opening import open_regular, refuse_foreign
 from gateup.model.quant.formats import FORMATS
 
@@ -52,6 +53,8 @@ DTYPES: Mapping[str, str] = {
     "U8": "u8",
     "BOOL": "bool",
 }
+
+_AGAIN = "fetch the file again; the download did not finish"
 
 _STORED = {
     name: (key, FORMATS[key].block_size, FORMATS[key].block_bytes) for name, key in DTYPES.items()
@@ -103,7 +106,7 @@ def _truncated(path: Path, how: str) -> HeaderError:
     return HeaderError(
         f"{path.name} is truncated: {how}",
         where=str(path),
-        remedy="fetch the file again; the download did not finish",
+        remedy=_AGAIN,
     )
 
 
@@ -157,7 +160,15 @@ def _tensors(
         found.sort(key=itemgetter(4, 5))  # offset, nbytes: empty tensors first
         at = _check_cover(found, path, data_start)
     if at > size:
-        raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
+        raise TruncatedError(
+            f"{path.name} is truncated: its tensors end at byte {at:,}, the file at {size:,}",
+            where=str(path),
+            remedy=_AGAIN,
+            have=size,
+            need=at,
+            tensors=len(found),
+            cut=tuple(t.name for t in found if t.offset + t.nbytes > size),
+        )
     if at < size:
         raise HeaderError(
             f"{path.name} has {many(size - at, 'byte')} after its last tensor",
@@ -239,15 +250,24 @@ def _fault(path: Path, name: str, what: str, expected: str) -> HeaderError:
 
 @dataclass(frozen=True, slots=True)
 class ShardedFiles:
-    """All shards under one index, and what the index says that the shards do not bear out."""
+    """All shards under one index, and what the index says that the shards do not bear out.
+
+    metadata  the index's own: total_size, total_parameters
+    """
 
     files: tuple[SafetensorsFile, ...]
-    problems: tuple[str, ...]
+    mismatches: tuple[Mismatch, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return sentences(self.mismatches)
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """The index's weight_map: tensor name -> shard file name. Raises InputError, HeaderError."""
+def read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """(weight_map: tensor name -> shard file name, metadata). Raises InputError, HeaderError."""
     index = read_json(path, max_bytes=MAX_INDEX_BYTES)
+    metadata = index.get("metadata")
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeaderError(
@@ -273,7 +293,7 @@ def read_index(path: Path) -> dict[str, str]:
             where=f"{path}, field weight_map",
             expected=f"at most {MAX_SHARDS:,}",
         )
-    return weight_map
+    return weight_map, metadata if isinstance(metadata, dict) else {}
 
 
 def _plain_name(shard: str) -> bool:
@@ -292,7 +312,7 @@ def read_sharded(index: Path) -> ShardedFiles:
 
     Refused: absent shards, a tensor in two shards, a tensor of the index that no shard has.
     """
-    weight_map = read_index(index)
+    weight_map, metadata = read_index(index)
     shards = sorted(set(weight_map.values()))
     absent = [s for s in shards if not (index.parent / s).is_file()]
     if absent:
@@ -303,7 +323,8 @@ def read_sharded(index: Path) -> ShardedFiles:
         )
     files = []
     home: dict[str, str] = {}
-    strays, unlisted = 0, []
+    misplaced: list[str] = []
+    unlisted: list[str] = []
     for shard in shards:
         file = read_safetensors(index.parent / shard)
         files.append(file)
@@ -313,24 +334,28 @@ def read_sharded(index: Path) -> ShardedFiles:
                 raise HeaderError(
                     f"tensor {clip(name)} is in two shards: {home[name]} and {shard}",
                     where=str(index),
+                    remedy="remove the shard of the other upload, or write the model again with "
+                    "save_pretrained",
                 )
             home[name] = shard
             said = weight_map.pop(name, None)
             if said is None:
                 unlisted.append(name)
             elif said != shard:
-                strays += 1
+                misplaced.append(name)
     if weight_map:
         raise HeaderError(
             f"{many(len(weight_map), 'tensor')} of the index in no shard: {listed([*weight_map])}",
             where=str(index),
             remedy="fetch index and shards of the same revision",
         )
-    problems = []
+    mismatches = []
     if unlisted:
-        problems.append(
+        sentence = (
             f"{many(len(unlisted), 'tensor')} of the shards not in {index.name}: {listed(unlisted)}"
         )
-    if strays:
-        problems.append(f"{many(strays, 'tensor')} in another shard than {index.name} says")
-    return ShardedFiles(tuple(files), tuple(problems))
+        mismatches.append(Mismatch("unlisted", sentence, names=tuple(unlisted)))
+    if misplaced:
+        sentence = f"{many(len(misplaced), 'tensor')} in another shard than {index.name} says"
+        mismatches.append(Mismatch("misplaced", sentence, names=tuple(misplaced)))
+    return ShardedFiles(tuple(files), tuple(mismatches), metadata)

@@ -104,7 +104,7 @@ def join(gate: Array, up: Array, layout: GateUpLayout, kind: Kind = "weight") ->
             expected="the same shape for both",
         )
     halves = [gate, up] if layout.order == "gate_up" else [up, gate]
-    library = _library(gate)
+    library = library_of(gate)
     axis = gate.ndim - (2 if kind == "weight" else 1)
     if layout.form == "concat":
         fused = library.concatenate(halves, axis)
@@ -197,7 +197,7 @@ def merge(shards: Sequence[Mapping[str, Array]], layout: GateUpLayout) -> dict[s
 # ---- pieces ------------------------------------------------------------------------------------
 
 
-def _library(array: Array) -> Any:
+def library_of(array: Array) -> Any:
     """The module that made the array: numpy or torch."""
     module = sys.modules.get(type(array).__module__.partition(".")[0])
     if not hasattr(module, "concatenate") or not hasattr(array, "swapaxes"):
@@ -214,7 +214,7 @@ def _cut(array: Array, axis: int, cut: slice) -> Array:
 
 def _output_first(array: Array, layout: GateUpLayout, kind: Kind, name: str) -> Array:
     """The array with its output axis where the canonical form has it, its rank checked."""
-    _library(array)
+    library_of(array)
     rank = (2 if kind == "weight" else 1) + layout.stacked
     if array.ndim != rank:
         axes = {"weight": "[out, in]", "bias": "[out]"}[kind]
@@ -287,7 +287,7 @@ def _restack(half: Array, src: GateUpLayout, dst: GateUpLayout) -> Array:
             "experts differ in shape: " + " and ".join(str(list(s)) for s in sorted(shapes)),
             expected="one shape for all",
         )
-    return _library(half[0]).stack(list(half), 0)
+    return library_of(half[0]).stack(list(half), 0)
 
 
 def _laid_out(
@@ -330,8 +330,8 @@ def _name_scales(halves: Sequence[Array], dst: GateUpLayout) -> dict[str, Array]
     first, second = (gate, up) if dst.order == "gate_up" else (up, gate)
     if isinstance(first, list | tuple):
         pairs = zip(first, second, strict=True)
-        return {"gate_up_scales": [_library(a).stack([a, b], -1) for a, b in pairs]}
-    return {"gate_up_scales": _library(first).stack([first, second], -1)}
+        return {"gate_up_scales": [library_of(a).stack([a, b], -1) for a, b in pairs]}
+    return {"gate_up_scales": library_of(first).stack([first, second], -1)}
 
 
 def _rows_of(array: Array, axis: int, tp: int, rank: int) -> Array:
@@ -351,4 +351,4 @@ def _rows_of(array: Array, axis: int, tp: int, rank: int) -> Array:
 
 def _glue(parts: list[Array], name: str) -> Array:
     axis = parts[0].ndim - (1 if name.endswith("_bias") else 2)
-    return _library(parts[0]).concatenate(parts, axis)
+    return library_of(parts[0]).concatenate(parts, axis)

@@ -269,3 +269,15 @@ def test_more_bits_is_the_rule_of_eighths_and_thirds() -> None:
     assert [i for i in range(32) if more_bits(i, 32)] == [
         0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31,
     ]  # fmt: skip
+
+
+def test_types_before_they_fall_back() -> None:
+    """Rows of 896 are no blocks of 256: what the rules want differs from what is given there."""
+    spec = presets.spec("qwen2-0.5b")
+    wanted = {t.name: w for t, w in mix.gguf_types(spec, "q4_k_m", fall_back=False)}
+    given = {t.name: g for t, g in mix.gguf_types(spec, "q4_k_m")}
+    assert (wanted["blk.0.ffn_gate.weight"], given["blk.0.ffn_gate.weight"]) == ("q4_k", "q5_0")
+    assert (wanted["token_embd.weight"], given["token_embd.weight"]) == ("q6_k", "q8_0")
+    assert wanted["blk.0.ffn_down.weight"] == given["blk.0.ffn_down.weight"]
+    whole = presets.spec("llama-3-8b")
+    assert mix.gguf_types(whole, "q4_k_m", fall_back=False) == mix.gguf_types(whole, "q4_k_m")

@@ -138,18 +138,25 @@ def stored(spec: ModelSpec, fmt: str, *, rules: RuleSet = CURRENT) -> tuple[Stor
 
 
 def gguf_types(
-    spec: ModelSpec, file_type_name: str, *, rules: RuleSet = CURRENT, imatrix: bool = False
+    spec: ModelSpec,
+    file_type_name: str,
+    *,
+    rules: RuleSet = CURRENT,
+    imatrix: bool = False,
+    fall_back: bool = True,
 ) -> list[tuple[GGUFTensor, str]]:
     """The type llama-quantize gives each tensor of the model's GGUF, in the GGUF's order.
 
     The source is an unquantised GGUF (weights F16 or BF16; norms, biases and routers F32).
-    imatrix  an importance matrix is given, which changes a few choices
+    imatrix    an importance matrix is given, which changes a few choices
+    fall_back  False: the types the rules want, also for rows that are no whole number of their
+               blocks
 
     Raises UsageError (file type), UnknownArchitectureError (no GGUF architecture).
     """
     chosen = file_type(file_type_name)
     tensors = gguf_tensors(spec)
-    types = _Chooser(spec, chosen, tensors, rules, imatrix).types()
+    types = _Chooser(spec, chosen, tensors, rules, imatrix, fall_back).types()
     return [(t, types[t.name]) for t in tensors]
 
 
@@ -186,11 +193,13 @@ class _Chooser:
         tensors: list[GGUFTensor],
         rules: RuleSet,
         imatrix: bool,
+        fall_back: bool = True,
     ) -> None:
         self.chosen = chosen
         self.tensors = sorted(tensors, key=lambda t: (_layer(t.name), t.name))
         self.rules = rules
         self.imatrix = imatrix
+        self.fall_back = fall_back
         self.layers = spec.num_layers
         moes = [x.mlp for x in spec.layers if isinstance(x.mlp, MoESpec)]
         self.experts = max((m.num_experts for m in moes), default=0)
@@ -217,7 +226,8 @@ class _Chooser:
         kind = category(tensor.name)
         if kind == "token_embd" and self.tied:
             kind = "output"
-        if kind == "output" and tensor.ne[0] % FORMATS[default].block_size:
+        whole = tensor.ne[0] % FORMATS[default].block_size == 0
+        if kind == "output" and not whole and self.fall_back:
             return "q8_0"
         situation = self._situation(tensor, kind)
         name = self.chosen.name
@@ -240,7 +250,7 @@ class _Chooser:
 
     def _fall_back(self, type_: str, row: int) -> str:
         """A row that is no whole number of blocks takes the rule set's smaller block, or F16."""
-        if row % FORMATS[type_].block_size == 0:
+        if row % FORMATS[type_].block_size == 0 or not self.fall_back:
             return type_
         smaller = self.rules.fallback.get(type_, type_)
         return "f16" if row % FORMATS[smaller].block_size else smaller
