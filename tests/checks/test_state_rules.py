@@ -216,3 +216,15 @@ def test_too_few_steps_for_the_adapter(tmp_path: Path, rate: float, steps: int) 
 def test_odd_states(state: dict[str, Any]) -> None:
     findings(state)
     assert all(isinstance(v, float) for _, v in read_log(state).loss)
+
+
+@pytest.mark.parametrize("loss", [lambda i: 0.0, lambda i: 1e-4 * i, lambda i: 0.01])
+def test_a_loss_beside_rewards_may_be_small_and_rise(loss: Callable[[int], float]) -> None:
+    state = log()
+    for i, entry in enumerate(state["log_history"]):
+        if "loss" in entry:
+            entry.update(loss=loss(i), reward=0.1 * i)
+    assert [f for f in check("llama-3-8b", trainer=state).findings if f.rule == "run.loss"] == []
+    for entry in state["log_history"]:
+        entry.pop("reward", None)
+    assert [f for f in check("llama-3-8b", trainer=state).findings if f.rule == "run.loss"]

@@ -91,6 +91,8 @@ def loss(context: Context) -> Iterable[Finding]:
     - flat from the start: no gradient arrives (see run.gradients), or the rate is far too low;
     - rising: the rate is too high.
 
+    With rewards in the log (GRPO, PPO) only NaN counts: their loss starts near 0 and may well rise.
+
     Example: 100 entries, first third 1.702 on average, last third 1.699: a drop of 0.2%, less than
     the noise from one batch to the next.
     """
@@ -113,10 +115,18 @@ def loss(context: Context) -> Iterable[Finding]:
             f"step {broken[0][0]:,}: weights that took a NaN step are lost.",
             {"entries": len(broken), "first_step": broken[0][0]},
         )
+    elif _rewarded(context):
+        return
     elif len(zero) > 1 or (zero and len(log.loss) == 1):
         yield _zero_loss(log, zero, source)
     else:
         yield from _trend(log, source)
+
+
+def _rewarded(context: Context) -> bool:
+    """Reinforcement learning: GRPO's loss is 0 at first, and rises with the divergence."""
+    entries = (context.trainer_state or {}).get("log_history")
+    return isinstance(entries, list) and any(isinstance(e, dict) and "reward" in e for e in entries)
 
 
 def _zero_loss(log: Log, zero: Sequence[tuple[int, float]], source: str) -> Finding:
