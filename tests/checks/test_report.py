@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateup.account.report.tables import make_console
+from gateup.account.report.console import make_console
 from gateup.checks import pages
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.report import (
