@@ -1,7 +1,7 @@
 """Activations of the gated MLP: values and derivatives in plain torch.
 
 Every backward uses the operations, in the order, that autograd itself would use, so a fused
-backward in the same dtype gives autograd's bits.
+backward in the same dtype gives autograd's bits, in place or not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,12 @@ GPT_OSS_LIMIT, GPT_OSS_ALPHA = 7.0, 1.702
 _aten: Any = torch.ops.aten
 
 Unary = Callable[[Tensor], Tensor]
-UnaryBackward = Callable[[Tensor, Tensor], Tensor]
+
+
+class UnaryBackward(Protocol):
+    """(d_value, g) -> d_g, written to `out` where one is given (it may be either input)."""
+
+    def __call__(self, grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +46,69 @@ class Act:
     gradient: UnaryBackward
     clamped: bool = False
 
+    def factor(self, up: Tensor) -> Tensor:
+        """What act(gate) is multiplied by: up, or gpt-oss's clamped up plus one."""
+        return up.clamp(min=-GPT_OSS_LIMIT, max=GPT_OSS_LIMIT) + 1 if self.clamped else up
+
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """act(gate) ⊙ up, shapes alike [..., I]; every step in the dtype of the inputs."""
+        return self.value(gate) * self.factor(up)
+
+    def up_gradient(self, d_factor: Tensor, up: Tensor) -> Tensor:
+        """d_up from the factor's gradient, in place: none where gpt-oss's clamp cut up off."""
         if self.clamped:
-            return (_bounded(up) + 1) * self.value(gate)
-        return self.value(gate) * up
+            outside = (up < -GPT_OSS_LIMIT) | (up > GPT_OSS_LIMIT)
+            d_factor.masked_fill_(outside, 0)
+        return d_factor
 
     def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """(d_gate, d_up) of `gated` for the product's gradient `grad`, all [..., I]."""
-        if self.clamped:
-            factor = _bounded(up) + 1
-            inside = (up >= -GPT_OSS_LIMIT) & (up <= GPT_OSS_LIMIT)
-            d_up = torch.where(inside, grad * self.value(gate), torch.zeros_like(grad))
-            return self.gradient(grad * factor, gate), d_up
-        return self.gradient(grad * up, gate), grad * self.value(gate)
+        d_up = self.up_gradient(grad * self.value(gate), up)
+        return self.gradient(grad * self.factor(up), gate), d_up
 
 
-def _bounded(up: Tensor) -> Tensor:
-    return up.clamp(min=-GPT_OSS_LIMIT, max=GPT_OSS_LIMIT)
+def _out(result: Tensor, out: Tensor | None) -> Tensor:
+    return result if out is None else out.copy_(result)
 
 
 def _gelu_tanh(g: Tensor) -> Tensor:
     return F.gelu(g, approximate="tanh")
 
 
-def _gelu_backward(grad: Tensor, g: Tensor) -> Tensor:
-    result: Tensor = _aten.gelu_backward(grad, g, approximate="none")
-    return result
+def _gelu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.gelu_backward, out, grad, g, approximate="none")
 
 
-def _gelu_tanh_backward(grad: Tensor, g: Tensor) -> Tensor:
-    result: Tensor = _aten.gelu_backward(grad, g, approximate="tanh")
-    return result
+def _gelu_tanh_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.gelu_backward, out, grad, g, approximate="tanh")
 
 
-def _relu_backward(grad: Tensor, g: Tensor) -> Tensor:
-    result: Tensor = _aten.threshold_backward(grad, g, 0)
-    return result
+def _relu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.threshold_backward, out, grad, g, 0)
 
 
 def _relu2(g: Tensor) -> Tensor:
     return torch.square(F.relu(g))
 
 
-def _relu2_backward(grad: Tensor, g: Tensor) -> Tensor:
-    return _relu_backward(grad * (2 * F.relu(g)), g)
+def _relu2_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _relu_backward(grad * (2 * F.relu(g)), g, out)
 
 
-def _sigmoid_backward(grad: Tensor, g: Tensor) -> Tensor:
-    result: Tensor = _aten.sigmoid_backward(grad, torch.sigmoid(g))
-    return result
+def _sigmoid_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.sigmoid_backward, out, grad, torch.sigmoid(g))
 
 
-def _silu_backward(grad: Tensor, g: Tensor) -> Tensor:
-    result: Tensor = _aten.silu_backward(grad, g)
-    return result
+def _silu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.silu_backward, out, grad, g)
 
 
 def _identity(g: Tensor) -> Tensor:
     return g
 
 
-def _identity_backward(grad: Tensor, g: Tensor) -> Tensor:
-    return grad
+def _identity_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _out(grad, out)
 
 
 def _gpt_oss(g: Tensor) -> Tensor:
@@ -111,11 +116,19 @@ def _gpt_oss(g: Tensor) -> Tensor:
     return g * torch.sigmoid(g * GPT_OSS_ALPHA)
 
 
-def _gpt_oss_backward(grad: Tensor, g: Tensor) -> Tensor:
+def _gpt_oss_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
     bounded = g.clamp(max=GPT_OSS_LIMIT)
     sigmoid = torch.sigmoid(bounded * GPT_OSS_ALPHA)
-    inner = _aten.sigmoid_backward(grad * bounded, sigmoid) * GPT_OSS_ALPHA
-    return torch.where(g <= GPT_OSS_LIMIT, grad * sigmoid + inner, torch.zeros_like(grad))
+    inner = _into(_aten.sigmoid_backward, None, grad * bounded, sigmoid) * GPT_OSS_ALPHA
+    return _out((grad * sigmoid + inner).masked_fill_(g > GPT_OSS_LIMIT, 0), out)
+
+
+def _into(kernel: Any, out: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    """Call one of torch's backward kernels, with `out` as its result where one is given."""
+    if out is not None:
+        kwargs["grad_input"] = out
+    result: Tensor = kernel(*args, **kwargs)
+    return result
 
 
 # The keys are those of gateup.model.spec.Activation.

@@ -1,0 +1,63 @@
+"""What is checked before anything is computed, in the caller's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gateup.errors import UsageError
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def floating(name: str, tensor: Tensor) -> None:
+    """UsageError unless `tensor` is of a dtype the ops compute in."""
+    if tensor.dtype not in DTYPES:
+        expected = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise UsageError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, shape {tuple(tensor.shape)}",
+            expected=f"one of {expected}",
+            remedy="dequantise it first; a quantised projection is served as a module"
+            " (gateup.ops.modular)",
+        )
+
+
+def same(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
+    """UsageError unless `tensor` has the dtype and the device of `model`, which is `other`."""
+    if tensor.dtype != model.dtype:
+        raise UsageError(
+            f"{name} is {_short(tensor)}, {other} is {_short(model)}", expected="one dtype"
+        )
+    if tensor.device != model.device:
+        raise UsageError(
+            f"{name} is on {tensor.device}, {other} on {model.device}", expected="one device"
+        )
+
+
+def shaped(name: str, tensor: Tensor | None, shape: tuple[int, ...], letters: str) -> None:
+    """UsageError unless `tensor` (None passes) has `shape`, whose axes are called `letters`."""
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise UsageError(
+            f"{name} has shape {tuple(tensor.shape)}", expected=f"[{letters}] = {shape}"
+        )
+
+
+def _short(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def twice_differentiated(name: str) -> Callable[..., Any]:
+    """The derivative of a derivative: there is none in the fused ops, and it is said by name."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise UsageError(
+            f"gateup.ops.{name} was differentiated twice",
+            expected="one backward pass (create_graph=False)",
+            remedy="gateup.ops.reference computes the same and can be differentiated any number"
+            " of times",
+        )
+
+    return refuse
