@@ -16,8 +16,7 @@ from gateup.ops import dispatch
 from gateup.ops.activations import activation
 from gateup.ops.arguments import floating, same, twice_differentiated
 from gateup.ops.layouts import CONCAT, even_width, halves, word
-
-SPLIT_WORD = "split"
+from gateup.ops.rows import flat
 
 
 def act_and_mul(gate_up: Tensor, *, act: str = "silu", layout: GateUpLayout = CONCAT) -> Tensor:
@@ -50,14 +49,9 @@ def act_and_mul_split(gate: Tensor, up: Tensor, act: str = "silu") -> Tensor:
     return result
 
 
-def rows(x: Tensor) -> Tensor:
-    """[..., W] as [T, W]; a view where the strides allow it. T = 1 for a 1-D tensor."""
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
-
-
 @torch.library.custom_op("gateup::act_and_mul", mutates_args=())
 def _fused(gate_up: Tensor, act: str, layout: str) -> Tensor:
-    gate, up = halves(rows(gate_up), layout)
+    gate, up = halves(flat(gate_up), layout)
     out = gate_up.new_empty(gate.shape)
     dispatch.choose(act, gate, out).forward(gate, up, act, out)
     return out.view(*gate_up.shape[:-1], out.shape[-1])
@@ -70,10 +64,10 @@ def _(gate_up: Tensor, act: str, layout: str) -> Tensor:
 
 @torch.library.custom_op("gateup::act_and_mul_backward", mutates_args=())
 def _fused_backward(grad: Tensor, gate_up: Tensor, act: str, layout: str) -> Tensor:
-    gate, up = halves(rows(gate_up), layout)
+    gate, up = halves(flat(gate_up), layout)
     d_fused = gate_up.new_empty((gate.shape[0], gate_up.shape[-1]))
     d_gate, d_up = halves(d_fused, layout)
-    dispatch.choose(act, gate, d_gate).backward(rows(grad), gate, up, act, d_gate, d_up, None)
+    dispatch.choose(act, gate, d_gate).backward(flat(grad), gate, up, act, d_gate, d_up, None)
     return d_fused.view(gate_up.shape)
 
 
@@ -84,9 +78,9 @@ def _(grad: Tensor, gate_up: Tensor, act: str, layout: str) -> Tensor:
 
 @torch.library.custom_op("gateup::act_and_mul_split", mutates_args=())
 def _split(gate: Tensor, up: Tensor, act: str) -> Tensor:
-    flat = rows(gate)
-    out = gate.new_empty(flat.shape)
-    dispatch.choose(act, flat, out).forward(flat, rows(up), act, out)
+    first = flat(gate)
+    out = gate.new_empty(first.shape)
+    dispatch.choose(act, first, out).forward(first, flat(up), act, out)
     return out.view(gate.shape)
 
 
@@ -97,10 +91,10 @@ def _(gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 @torch.library.custom_op("gateup::act_and_mul_split_backward", mutates_args=())
 def _split_backward(grad: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    flat = rows(gate)
-    d_gate, d_up = gate.new_empty(flat.shape), gate.new_empty(flat.shape)
-    backend = dispatch.choose(act, flat, d_gate)
-    backend.backward(rows(grad), flat, rows(up), act, d_gate, d_up, None)
+    first = flat(gate)
+    d_gate, d_up = gate.new_empty(first.shape), gate.new_empty(first.shape)
+    backend = dispatch.choose(act, first, d_gate)
+    backend.backward(flat(grad), first, flat(up), act, d_gate, d_up, None)
     return d_gate.view(gate.shape), d_up.view(gate.shape)
 
 

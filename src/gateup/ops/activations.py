@@ -6,7 +6,7 @@ backward in the same dtype gives autograd's bits, in place or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,7 +23,11 @@ GPT_OSS_LIMIT, GPT_OSS_ALPHA = 7.0, 1.702
 # torch's own backward kernels; typed Any, because torch.ops is built at run time.
 _aten: Any = torch.ops.aten
 
-Unary = Callable[[Tensor], Tensor]
+
+class Unary(Protocol):
+    """g -> act(g), written to `out` where one is given (it may be g)."""
+
+    def __call__(self, g: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 class UnaryBackward(Protocol):
@@ -71,24 +75,49 @@ def _out(result: Tensor, out: Tensor | None) -> Tensor:
     return result if out is None else out.copy_(result)
 
 
-def _gelu_tanh(g: Tensor) -> Tensor:
-    return F.gelu(g, approximate="tanh")
+def _silu(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.silu, "out", out, g)
+
+
+def _gelu(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.gelu, "out", out, g, approximate="none")
+
+
+def _gelu_tanh(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.gelu, "out", out, g, approximate="tanh")
+
+
+def _relu(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.relu, "out", out, g)
+
+
+def _relu2(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _out(torch.square(F.relu(g)), out)
+
+
+def _sigmoid(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _into(_aten.sigmoid, "out", out, g)
+
+
+def _identity(g: Tensor, out: Tensor | None = None) -> Tensor:
+    return _out(g, out)
+
+
+def _gpt_oss(g: Tensor, out: Tensor | None = None) -> Tensor:
+    g = g.clamp(max=GPT_OSS_LIMIT)
+    return _out(g * torch.sigmoid(g * GPT_OSS_ALPHA), out)
 
 
 def _gelu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu_backward, out, grad, g, approximate="none")
+    return _into(_aten.gelu_backward, "grad_input", out, grad, g, approximate="none")
 
 
 def _gelu_tanh_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu_backward, out, grad, g, approximate="tanh")
+    return _into(_aten.gelu_backward, "grad_input", out, grad, g, approximate="tanh")
 
 
 def _relu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.threshold_backward, out, grad, g, 0)
-
-
-def _relu2(g: Tensor) -> Tensor:
-    return torch.square(F.relu(g))
+    return _into(_aten.threshold_backward, "grad_input", out, grad, g, 0)
 
 
 def _relu2_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
@@ -96,37 +125,30 @@ def _relu2_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tenso
 
 
 def _sigmoid_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.sigmoid_backward, out, grad, torch.sigmoid(g))
+    return _into(_aten.sigmoid_backward, "grad_input", out, grad, torch.sigmoid(g))
 
 
 def _silu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.silu_backward, out, grad, g)
-
-
-def _identity(g: Tensor) -> Tensor:
-    return g
+    return _into(_aten.silu_backward, "grad_input", out, grad, g)
 
 
 def _identity_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
     return _out(grad, out)
 
 
-def _gpt_oss(g: Tensor) -> Tensor:
-    g = g.clamp(max=GPT_OSS_LIMIT)
-    return g * torch.sigmoid(g * GPT_OSS_ALPHA)
-
-
 def _gpt_oss_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
     bounded = g.clamp(max=GPT_OSS_LIMIT)
     sigmoid = torch.sigmoid(bounded * GPT_OSS_ALPHA)
-    inner = _into(_aten.sigmoid_backward, None, grad * bounded, sigmoid) * GPT_OSS_ALPHA
+    inner = (
+        _into(_aten.sigmoid_backward, "grad_input", None, grad * bounded, sigmoid) * GPT_OSS_ALPHA
+    )
     return _out((grad * sigmoid + inner).masked_fill_(g > GPT_OSS_LIMIT, 0), out)
 
 
-def _into(kernel: Any, out: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-    """Call one of torch's backward kernels, with `out` as its result where one is given."""
+def _into(kernel: Any, slot: str, out: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    """Call one of torch's kernels, with `out` as its result where one is given."""
     if out is not None:
-        kwargs["grad_input"] = out
+        kwargs[slot] = out
     result: Tensor = kernel(*args, **kwargs)
     return result
 
@@ -136,12 +158,12 @@ ACTIVATIONS: Mapping[str, Act] = MappingProxyType(
     {
         act.name: act
         for act in (
-            Act("silu", F.silu, _silu_backward),
-            Act("gelu", F.gelu, _gelu_backward),
+            Act("silu", _silu, _silu_backward),
+            Act("gelu", _gelu, _gelu_backward),
             Act("gelu_tanh", _gelu_tanh, _gelu_tanh_backward),
-            Act("relu", F.relu, _relu_backward),
+            Act("relu", _relu, _relu_backward),
             Act("relu2", _relu2, _relu2_backward),
-            Act("sigmoid", torch.sigmoid, _sigmoid_backward),
+            Act("sigmoid", _sigmoid, _sigmoid_backward),
             Act("identity", _identity, _identity_backward),
             Act("gpt_oss", _gpt_oss, _gpt_oss_backward, clamped=True),
         )

@@ -25,9 +25,10 @@ def floating(name: str, tensor: Tensor) -> None:
         )
 
 
-def same(name: str, tensor: Tensor, other: str, model: Tensor) -> None:
-    """UsageError unless `tensor` has the dtype and the device of `model`, which is `other`."""
-    if tensor.dtype != model.dtype:
+def same(name: str, tensor: Tensor, other: str, model: Tensor, *, mixed: bool = False) -> None:
+    """UsageError unless `tensor` has the device of `model`, called `other`, and (unless `mixed`)
+    its dtype."""
+    if tensor.dtype != model.dtype and not mixed:
         raise UsageError(
             f"{name} is {_short(tensor)}, {other} is {_short(model)}", expected="one dtype"
         )
@@ -42,6 +43,34 @@ def shaped(name: str, tensor: Tensor | None, shape: tuple[int, ...], letters: st
     if tensor is not None and tuple(tensor.shape) != shape:
         raise UsageError(
             f"{name} has shape {tuple(tensor.shape)}", expected=f"[{letters}] = {shape}"
+        )
+
+
+Expected = tuple[str, "Tensor | None", tuple[int, ...], str]
+
+
+def check(x: Tensor, *expected: Expected) -> None:
+    """UsageError unless x [..., H] and the tensors fit together.
+
+    Each of `expected` is (name, tensor or None, shape, letters); the first is [·, H]. Under
+    autocast dtypes may differ: it brings them together.
+    """
+    first = expected[0]
+    floating("x", x)
+    if x.dim() == 0:
+        raise UsageError("x is a single number", expected="shape [..., H]")
+    mixed = torch.is_autocast_enabled(x.device.type)
+    for name, tensor, shape, letters in expected:
+        if tensor is None:
+            continue
+        floating(name, tensor)
+        shaped(name, tensor, shape, letters)
+        same(name, tensor, "x", x, mixed=mixed)
+    hidden = first[2][-1]
+    if x.shape[-1] != hidden:
+        raise UsageError(
+            f"x has shape {tuple(x.shape)}, its last axis is {x.shape[-1]}",
+            expected=f"{hidden}, as {first[0]} takes",
         )
 
 

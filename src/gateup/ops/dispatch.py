@@ -25,8 +25,9 @@ BLOCK = 1 << 18
 class Backend(Protocol):
     """An elementwise kernel. Tensors are 2-D [T, I] of any strides (halves of a fused one too).
 
-    An output may be the same memory as an input (same data pointer and strides): d_gate over
-    gate, d_up over up, the product over grad or gate.
+    All inputs of a call have one dtype and all outputs one; the outputs' may be lower (float32
+    in, bf16 out). An output may be the same memory as an input (same data pointer and strides):
+    d_gate over gate, d_up over up, the product over grad or gate.
     """
 
     name: str
@@ -83,6 +84,27 @@ class TorchBackend:
                 product[rows] = value * factor
             d_gate[rows] = of_gate
             d_up[rows] = of_up
+
+
+def value(pre: Tensor, act: str, out: Tensor) -> None:
+    """out = act(pre), the classic FFN's middle; tensors as in `Backend`."""
+    chosen = activation(act)
+    for rows in _blocks(pre):
+        out[rows] = chosen.value(_wide(pre[rows]))
+
+
+def gradient(grad: Tensor, pre: Tensor, act: str, d_pre: Tensor, out: Tensor | None) -> None:
+    """d_pre from act(pre)'s gradient, and act(pre) itself to `out` where one is given."""
+    chosen = activation(act)
+    for rows in _blocks(pre):
+        dh, p = _wide(grad[rows]), _wide(pre[rows])
+        of_pre = chosen.gradient(dh, p)
+        if out is not None:
+            # The identity's value is its input, which d_pre may lie over; so it goes first, and
+            # where it lies over grad the identity's gradient, grad itself, is kept aside.
+            of_pre = of_pre.clone() if of_pre is dh else of_pre
+            out[rows] = chosen.value(p)
+        d_pre[rows] = of_pre
 
 
 def _blocks(like: Tensor) -> Iterator[slice]:

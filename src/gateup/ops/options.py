@@ -45,22 +45,25 @@ class MLPOptions:
                 expected="one of them",
             )
 
-    def tile_for(self, tokens: int, intermediate_size: int, itemsize: int) -> int:
-        """Tokens per tile, at least 1 and at most `tokens`.
+    def tile_size(self, intermediate_size: int, itemsize: int) -> int | None:
+        """Tokens per tile, whatever their number; None: all of them at once.
 
         Raises UsageError when the budget is smaller than one token's transient.
         """
-        if self.tile is not None:
-            return max(1, min(self.tile, tokens))
         if self.budget is None:
-            return max(1, tokens)
+            return self.tile
         per_token = self.transient(intermediate_size, itemsize)
         if self.budget < per_token:
             raise UsageError(
                 f"budget is {self.budget} bytes, one token needs {per_token}",
                 expected=f"at least {per_token}",
             )
-        return max(1, min(self.budget // per_token, tokens))
+        return self.budget // per_token
+
+    def tile_for(self, tokens: int, intermediate_size: int, itemsize: int) -> int:
+        """The same for a given number of tokens: at least 1 and at most `tokens`."""
+        size = self.tile_size(intermediate_size, itemsize)
+        return max(1, tokens if size is None else min(size, tokens))
 
     def transient(self, intermediate_size: int, itemsize: int) -> int:
         """Bytes one token's intermediates take at backward's peak.
