@@ -20,8 +20,9 @@ from gateup.errors import UsageError
 # gpt-oss: the gate is clamped above, up on both sides; sigmoid(1.702·g) is the quick GELU's.
 GPT_OSS_LIMIT, GPT_OSS_ALPHA = 7.0, 1.702
 
-# torch's own backward kernels; typed Any, because torch.ops is built at run time.
+# torch's own kernels with their `out`; typed Any, because torch.ops is built at run time.
 _aten: Any = torch.ops.aten
+_nn: Any = torch._C._nn
 
 
 class Unary(Protocol):
@@ -76,19 +77,23 @@ def _out(result: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _silu(g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.silu, "out", out, g)
+    result: Tensor = _nn.silu(g, out=out)
+    return result
 
 
 def _gelu(g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu, "out", out, g, approximate="none")
+    result: Tensor = _nn.gelu(g, approximate="none", out=out)
+    return result
 
 
 def _gelu_tanh(g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu, "out", out, g, approximate="tanh")
+    result: Tensor = _nn.gelu(g, approximate="tanh", out=out)
+    return result
 
 
 def _relu(g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.relu, "out", out, g)
+    result: Tensor = torch.relu_(g) if out is g else _out(torch.relu(g), out)
+    return result
 
 
 def _relu2(g: Tensor, out: Tensor | None = None) -> Tensor:
@@ -96,7 +101,8 @@ def _relu2(g: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _sigmoid(g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.sigmoid, "out", out, g)
+    result: Tensor = torch.sigmoid(g, out=out)
+    return result
 
 
 def _identity(g: Tensor, out: Tensor | None = None) -> Tensor:
@@ -109,15 +115,15 @@ def _gpt_oss(g: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _gelu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu_backward, "grad_input", out, grad, g, approximate="none")
+    return _into(_aten.gelu_backward, out, grad, g, approximate="none")
 
 
 def _gelu_tanh_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.gelu_backward, "grad_input", out, grad, g, approximate="tanh")
+    return _into(_aten.gelu_backward, out, grad, g, approximate="tanh")
 
 
 def _relu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.threshold_backward, "grad_input", out, grad, g, 0)
+    return _into(_aten.threshold_backward, out, grad, g, 0)
 
 
 def _relu2_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
@@ -125,11 +131,11 @@ def _relu2_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tenso
 
 
 def _sigmoid_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.sigmoid_backward, "grad_input", out, grad, torch.sigmoid(g))
+    return _into(_aten.sigmoid_backward, out, grad, torch.sigmoid(g))
 
 
 def _silu_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-    return _into(_aten.silu_backward, "grad_input", out, grad, g)
+    return _into(_aten.silu_backward, out, grad, g)
 
 
 def _identity_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
@@ -139,17 +145,17 @@ def _identity_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Te
 def _gpt_oss_backward(grad: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
     bounded = g.clamp(max=GPT_OSS_LIMIT)
     sigmoid = torch.sigmoid(bounded * GPT_OSS_ALPHA)
-    inner = (
-        _into(_aten.sigmoid_backward, "grad_input", None, grad * bounded, sigmoid) * GPT_OSS_ALPHA
-    )
+    inner = _into(_aten.sigmoid_backward, None, grad * bounded, sigmoid) * GPT_OSS_ALPHA
     return _out((grad * sigmoid + inner).masked_fill_(g > GPT_OSS_LIMIT, 0), out)
 
 
-def _into(kernel: Any, slot: str, out: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-    """Call one of torch's kernels, with `out` as its result where one is given."""
-    if out is not None:
-        kwargs[slot] = out
-    result: Tensor = kernel(*args, **kwargs)
+def _into(kernel: Any, out: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    """Call one of torch's backward kernels, with `out` as its result where one is given."""
+    result: Tensor
+    if out is None:
+        result = kernel(*args, **kwargs)
+    else:
+        result = kernel.grad_input(*args, **kwargs, grad_input=out)
     return result
 
 

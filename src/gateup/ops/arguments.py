@@ -49,17 +49,16 @@ def shaped(name: str, tensor: Tensor | None, shape: tuple[int, ...], letters: st
 Expected = tuple[str, "Tensor | None", tuple[int, ...], str]
 
 
-def check(x: Tensor, *expected: Expected) -> None:
+def check(x: Tensor, *expected: Expected, mixed: bool) -> None:
     """UsageError unless x [..., H] and the tensors fit together.
 
-    Each of `expected` is (name, tensor or None, shape, letters); the first is [·, H]. Under
-    autocast dtypes may differ: it brings them together.
+    Each of `expected` is (name, tensor or None, shape, letters); the first is [·, H]. `mixed`:
+    dtypes may differ (autocast brings them together).
     """
     first = expected[0]
     floating("x", x)
     if x.dim() == 0:
         raise UsageError("x is a single number", expected="shape [..., H]")
-    mixed = torch.is_autocast_enabled(x.device.type)
     for name, tensor, shape, letters in expected:
         if tensor is None:
             continue

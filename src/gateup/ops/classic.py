@@ -8,6 +8,7 @@ from gateup.errors import UsageError
 from gateup.ops.activations import activation
 from gateup.ops.arguments import check
 from gateup.ops.mlp import mlp
+from gateup.ops.mlp_ops import autocasts
 from gateup.ops.operands import Operands
 from gateup.ops.options import MLPOptions
 
@@ -39,5 +40,6 @@ def classic_ffn(
         ("w2", w2, (out, width), "H, I"),
         ("b1", b1, (width,), "I"),
         ("b2", b2, (out,), "H"),
+        mixed=autocasts(x.device.type),
     )
     return mlp(x, Operands(w1, None, w2, b1, None, b2), "plain", act, options)

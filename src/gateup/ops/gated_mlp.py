@@ -12,6 +12,7 @@ from gateup.ops.activations import activation
 from gateup.ops.arguments import check
 from gateup.ops.layouts import even_width, word
 from gateup.ops.mlp import mlp
+from gateup.ops.mlp_ops import autocasts
 from gateup.ops.operands import Operands
 from gateup.ops.options import MLPOptions
 
@@ -51,6 +52,7 @@ def gated_mlp(
         ("gate_bias", gate_bias, (width,), "I"),
         ("up_bias", up_bias, (width,), "I"),
         ("down_bias", down_bias, (down.shape[0] if down.dim() else 0,), "H"),
+        mixed=autocasts(x.device.type),
     )
     operands = Operands(gate, up, down, gate_bias, up_bias, down_bias)
     return mlp(x, operands, "split", act, options)
@@ -87,6 +89,7 @@ def gated_mlp_fused(
         ("down", down, (down.shape[0], width), "H, I"),
         ("gate_up_bias", gate_up_bias, (2 * width,), "2·I"),
         ("down_bias", down_bias, (down.shape[0],), "H"),
+        mixed=autocasts(x.device.type),
     )
     operands = Operands(gate_up, None, down, gate_up_bias, None, down_bias)
     return mlp(x, operands, form, act, options)

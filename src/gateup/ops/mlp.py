@@ -1,23 +1,30 @@
-"""From checked tensors and options to the custom op: what backward will need, and the tile."""
+"""From checked tensors and options to the kernel: what backward will need, the tile, the way in.
+
+Tracers (torch.compile, export, fake and meta tensors, subclasses) see the custom op. Eager code
+calls the same kernels from an autograd Function: the dispatcher's way through a Python op costs
+60 to 80 µs a call, as much as a whole small MLP at one token.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import gateup.ops.mlp_ops  # noqa: F401  (registers gateup::mlp)
-from gateup.ops.operands import Needs, Operands
+from gateup.ops import kernel
+from gateup.ops.kernel import Call, Keep
+from gateup.ops.mlp_ops import autocast_dtype
+from gateup.ops.operands import Kept, Needs, Operands
 from gateup.ops.options import MLPOptions
 
-
-class Keep(NamedTuple):
-    """What forward keeps for backward: x, the pre-activations, the product."""
-
-    x: bool
-    pre: bool
-    product: bool
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Private names of torch, the only way to ask whether a tracer is at work.
+_C: Any = torch._C
+_TRACERS = tuple(
+    getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")
+)
 
 
 def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions) -> Tensor:
@@ -26,11 +33,15 @@ def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions)
     Nothing is kept for a gradient that nobody asked for: of frozen weights, or of a frozen x.
     """
     keep = keep_for(x, operands, options.save)
-    tile = options.tile_size(operands.width, itemsize(x)) or 0
-    wide = options.rounding == "wide"
-    results = torch.ops.gateup.mlp(x, *operands, form, act, wide, tile, *keep)
-    y: Tensor = results[0]
-    return y
+    dtype = autocast_dtype(x)
+    tile = options.tile_size(operands.width, (dtype or x.dtype).itemsize) or 0
+    call = Call(form, act, options.rounding == "wide", tile, dtype)
+    if torch.compiler.is_compiling() or _traced(x, *operands):
+        y: Tensor = torch.ops.gateup.mlp(x, *operands, *call, list(keep))[0]
+        return y
+    if any(keep) or _differentiable(x, *operands):
+        return _direct(call, keep, x, *operands)
+    return _forward(x, operands, call, keep)[0]
 
 
 def keep_for(x: Tensor, operands: Operands, save: str) -> Keep:
@@ -46,17 +57,57 @@ def keep_for(x: Tensor, operands: Operands, save: str) -> Keep:
     return Keep(weights, needs.pre, needs.down)
 
 
-def itemsize(x: Tensor) -> int:
-    """Bytes of an element of what x is computed in: autocast's dtype, or its own."""
-    device = x.device.type
-    if device in ("cpu", "cuda") and autocasts(x):
-        return torch.get_autocast_dtype(device).itemsize
-    return x.dtype.itemsize
+def _differentiable(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast will change x's dtype."""
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device):
-        return False
-    return torch.is_autocast_enabled(device) and x.dtype != torch.float64
+def _traced(*tensors: Tensor | None) -> bool:
+    if any(t is not None and (type(t) not in _PLAIN or t.is_meta) for t in tensors):
+        return True
+    if _C._are_functorch_transforms_active():
+        return True
+    return any(_C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+
+
+def _forward(
+    x: Tensor, operands: Operands, call: Call, keep: Keep
+) -> tuple[Tensor, Tensor | None, Kept]:
+    if call.dtype is None:
+        return kernel.forward(x, operands, call, keep)
+    with torch.autocast(x.device.type, enabled=False):
+        return kernel.forward(x, operands, call, keep)
+
+
+class _Direct(torch.autograd.Function):
+    """gateup::mlp without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, keep: Keep, x: Tensor, *operands: Any) -> Tensor:
+        t = Operands(*operands)
+        y, cast, kept = _forward(x, t, call, keep)
+        kept_x = (x if cast is None else cast) if keep.x else None
+        ctx.call, ctx.x_dtype = call, x.dtype
+        ctx.save_for_backward(kept_x, *t[:5], *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        needs = Needs(*ctx.needs_input_grad[2:])
+        x, w1, w2, down, b1, b2, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # create_graph=True: the op's backward carries the refusal to go on.
+            grads = torch.ops.gateup.mlp_backward(
+                dy, x, w1, w2, down, b1, b2, *kept, *ctx.call, list(needs), ctx.x_dtype
+            )
+            wanted = zip(grads, needs, strict=True)
+            return None, None, *(g if needed else None for g, needed in wanted)
+        operands = Operands(w1, w2, down, b1, b2, None)
+        return (
+            None,
+            None,
+            *kernel.backward(dy, x, operands, Kept(*kept), ctx.call, needs, ctx.x_dtype),
+        )
+
+
+# torch does not type Function.apply.
+_direct: Callable[..., Tensor] = _Direct.apply

@@ -1,4 +1,4 @@
-"""The MLP as two torch custom ops, forward and backward, for every form, rounding and tile.
+"""The MLP as two torch custom ops, forward and backward: what torch.compile and export see.
 
 gateup::mlp returns y and what was asked to be kept for backward; gateup::mlp_backward turns y's
 gradient into the gradients that are needed. A tensor that is not kept or not needed comes back
@@ -7,14 +7,16 @@ with no elements: an op's schema has no optional results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gateup.ops import exact, tiled
+from gateup.ops import kernel
 from gateup.ops.arguments import twice_differentiated
+from gateup.ops.kernel import Call, Keep
 from gateup.ops.operands import Gradients, Kept, Needs, Operands
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -34,31 +36,16 @@ def _mlp(
     act: str,
     wide: bool,
     tile: int,
-    keep_x: bool,
-    keep_pre: bool,
-    keep_product: bool,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None,
+    keep: list[bool],
 ) -> Five:
-    """(y, x cast to `dtype`, w1's output, w2's output, the product); see `Operands`, `tiled.How`.
-
-    `dtype` is what x and the weights are cast to inside, None for their own: under autocast the
-    weights' casts are then made again in backward, not kept.
-    """
-    compute = dtype or w1.dtype
-    t = Operands(w1, w2, down, b1, b2, b_down).cast(compute)
-    cast, how = x.to(compute), _how(form, act, wide, tile, compute)
-    if x.numel() == 0:
-        y, kept = _nothing(cast, t, keep_pre, keep_product)
-    elif how.wide or how.tile:
-        y, kept = tiled.forward(cast, t, how, keep_pre, keep_product)
-    else:
-        y, kept = exact.forward(cast, t, form, act, keep_pre, keep_product)
-    kept_x = cast if keep_x and cast is not x else None
-    none = x.new_empty((0, 0), dtype=compute)
+    """(y, x cast to `dtype`, w1's output, w2's output, the product); see `Operands`, `Call`."""
+    t, call = Operands(w1, w2, down, b1, b2, b_down), Call(form, act, wide, tile, dtype)
+    y, kept_x, kept = kernel.forward(x, t, call, Keep(*keep))
     kx, pre1, pre2, product = (
-        none.clone() if k is None else k.contiguous() for k in (kept_x, *kept)
+        y.new_empty((0, 0)) if k is None else k.contiguous() for k in (kept_x, *kept)
     )
-    return y.contiguous(), kx, pre1, pre2, product
+    return y, kx, pre1, pre2, product
 
 
 @_mlp.register_fake
@@ -74,12 +61,11 @@ def _(
     act: str,
     wide: bool,
     tile: int,
-    keep_x: bool,
-    keep_pre: bool,
-    keep_product: bool,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None,
+    keep: list[bool],
 ) -> Five:
-    compute, tokens, none = dtype or w1.dtype, x.shape[:-1].numel(), (0, 0)
+    compute, tokens, none = dtype or w1.dtype, math.prod(x.shape[:-1]), (0, 0)
+    keep_x, keep_pre, keep_product = keep
     shapes = (
         (*x.shape[:-1], down.shape[0]),
         tuple(x.shape) if keep_x and compute != x.dtype else none,
@@ -107,25 +93,15 @@ def _mlp_backward(
     act: str,
     wide: bool,
     tile: int,
-    needs: list[bool],
     dtype: torch.dtype | None,
+    needs: list[bool],
     x_dtype: torch.dtype,
 ) -> Seven:
     """Gradients of x, w1, w2, down, b1, b2, b_down, those that `needs` marks."""
-    compute, wanted = dtype or w1.dtype, Needs(*needs)
-    t = Operands(w1, w2, down, b1, b2, None).cast(compute)
-    kept, how = Kept(pre1, pre2, product), _how(form, act, wide, tile, compute)
-    second: Tensor | None = None
-    if dy.numel() == 0:
-        grads = _no_gradients(dy, t, x_dtype)
-    elif how.wide or how.tile:
-        grads = tiled.backward(dy, x, t, kept, how, wanted, x_dtype)
-    else:
-        grads, second = exact.backward(dy, x, t, kept, form, act, wanted)
-    if grads.x is not None:
-        dx = grads.x.to(x_dtype)
-        grads = grads._replace(x=dx if second is None else dx.add_(second.to(x_dtype)))
-    return _seven(grads, wanted, dy, w1.dtype, x_dtype)
+    t, call = Operands(w1, w2, down, b1, b2, None), Call(form, act, wide, tile, dtype)
+    kept = Kept(pre1, pre2, product)
+    grads = kernel.backward(dy, x, t, kept, call, Needs(*needs), x_dtype)
+    return _seven(grads, Needs(*needs), dy, w1.dtype, x_dtype)
 
 
 @_mlp_backward.register_fake
@@ -144,74 +120,44 @@ def _(
     act: str,
     wide: bool,
     tile: int,
-    needs: list[bool],
     dtype: torch.dtype | None,
+    needs: list[bool],
     x_dtype: torch.dtype,
 ) -> Seven:
-    t = Operands(w1, w2, down, b1, b2, None)
-    return _seven(_no_gradients(dy, t, x_dtype), Needs(*needs), dy, w1.dtype, x_dtype)
-
-
-def _how(form: str, act: str, wide: bool, tile: int, dtype: torch.dtype) -> tiled.How:
-    """float32 and float64 have nothing wider to go to between the GEMMs."""
-    return tiled.How(form, act, wide and dtype.itemsize < 4, tile)
-
-
-def _nothing(x: Tensor, t: Operands, keep_pre: bool, keep_product: bool) -> tuple[Tensor, Kept]:
-    """Of no tokens."""
-    y = x.new_empty((*x.shape[:-1], t.down.shape[0]))
-    return y, Kept(
-        x.new_empty((0, t.w1.shape[0])) if keep_pre else None,
-        x.new_empty((0, t.w2.shape[0])) if keep_pre and t.w2 is not None else None,
-        x.new_empty((0, t.width)) if keep_product else None,
-    )
-
-
-def _no_gradients(dy: Tensor, t: Operands, x_dtype: torch.dtype) -> Gradients:
-    """Zeros of every gradient's shape: those of no tokens, and the fake op's."""
-    return Gradients(
-        dy.new_zeros((*dy.shape[:-1], t.w1.shape[1]), dtype=x_dtype),
-        t.w1.new_zeros(t.w1.shape),
-        None if t.w2 is None else t.w2.new_zeros(t.w2.shape),
-        t.down.new_zeros(t.down.shape),
-        t.w1.new_zeros((t.w1.shape[0],)),
-        None if t.w2 is None else t.w2.new_zeros((t.w2.shape[0],)),
-        t.down.new_zeros((t.down.shape[0],)),
-    )
+    grads = kernel.no_gradients(dy, Operands(w1, w2, down, b1, b2, None), x_dtype)
+    return _seven(grads, Needs(*needs), dy, w1.dtype, x_dtype)
 
 
 def _seven(
     grads: Gradients, needs: Needs, dy: Tensor, dtype: torch.dtype, x_dtype: torch.dtype
 ) -> Seven:
-    """In the parameters' dtype, dense; no elements where not needed."""
-    dx, *parameters = (
-        grad.to(x_dtype if i == 0 else dtype).contiguous()
+    """Dense; no elements where not needed."""
+    dx, g1, g2, gd, b1, b2, bd = (
+        grad.contiguous()
         if grad is not None and needed
         else dy.new_empty((0,), dtype=x_dtype if i == 0 else dtype)
         for i, (grad, needed) in enumerate(zip(grads, needs, strict=True))
     )
-    g1, g2, gd, b1, b2, bd = parameters
     return dx, g1, g2, gd, b1, b2, bd
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Five) -> None:
-    x, w1, w2, down, b1, b2, _, form, act, wide, tile, keep_x, _, _, dtype = inputs
-    ctx.how = (form, act, wide, tile)
-    ctx.dtype, ctx.x_dtype = dtype, x.dtype
+    x, w1, w2, down, b1, b2, _, form, act, wide, tile, dtype, keep = inputs
+    ctx.call, ctx.x_dtype = Call(form, act, wide, tile, dtype), x.dtype
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
-    kept_x, pre1, pre2, product = (k if k.dim() and k.shape[-1] else None for k in output[1:])
-    kept = (kept_x if kept_x is not None else x) if keep_x else None
-    ctx.save_for_backward(kept, w1, w2, down, b1, b2, pre1, pre2, product)
+    cast, pre1, pre2, product = (k if k.dim() and k.shape[-1] else None for k in output[1:])
+    kept_x = (x if cast is None else cast) if keep[0] else None
+    ctx.save_for_backward(kept_x, w1, w2, down, b1, b2, pre1, pre2, product)
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-    rest = (None,) * 8
+    rest = (None,) * 6
     if dy is None:
         return (*(None,) * 7, *rest)
     needs = list(ctx.needs_input_grad[:7])
     grads: Iterable[Tensor] = torch.ops.gateup.mlp_backward(
-        dy, *ctx.saved_tensors, *ctx.how, needs, ctx.dtype, ctx.x_dtype
+        dy, *ctx.saved_tensors, *ctx.call, needs, ctx.x_dtype
     )
     return (*(g if needed else None for g, needed in zip(grads, needs, strict=True)), *rest)
 
@@ -220,13 +166,30 @@ _mlp.register_autograd(_differentiate, setup_context=_keep)
 _mlp_backward.register_autograd(twice_differentiated("gated_mlp"))
 
 
-def _autocast(x: Tensor, *args: Any) -> Any:
-    """Computes in autocast's dtype; float64 stays as it is, as in torch's own autocast."""
-    device = x.device.type
-    dtype = None if x.dtype == torch.float64 else torch.get_autocast_dtype(device)
-    with torch.autocast(device, enabled=False):
-        return torch.ops.gateup.mlp(x, *args[:13], dtype)
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for a device; meta tensors, say, have none."""
+    return (device in _CAST or torch.amp.is_autocast_available(device)) and (
+        torch.is_autocast_enabled(device)
+    )
 
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast computes x in, None where it is off; float64 stays, as in torch's own."""
+    device = x.device.type
+    if not autocasts(device):
+        return None
+    return None if x.dtype == torch.float64 else torch.get_autocast_dtype(device)
+
+
+def _autocast(x: Tensor, *args: Any) -> Any:
+    *before, _, keep = args
+    dtype = autocast_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.ops.gateup.mlp(x, *before, dtype, keep)
+
+
+# Known to have autocast: asking torch costs 5 µs a call.
+_CAST = ("cpu", "cuda")
 
 # torch types neither Library nor its methods.
 _Library: Any = torch.library.Library

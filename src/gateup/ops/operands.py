@@ -26,6 +26,8 @@ class Operands(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Operands:
         """The same in `dtype`; tensors that have it already are not copied."""
+        if all(t is None or t.dtype == dtype for t in self):
+            return self
         w1, w2, down, *biases = (None if t is None else t.to(dtype) for t in self)
         assert w1 is not None
         assert down is not None
