@@ -65,6 +65,22 @@ def backward(
     x_dtype: torch.dtype,
 ) -> Gradients:
     """The gradients that `needs` marks: x's in `x_dtype`, the others in the weights' dtype."""
+    grads, second = backward_apart(dy, x, operands, kept, call, needs, x_dtype)
+    if grads.x is None or second is None:
+        return grads
+    return grads._replace(x=grads.x.add_(second))
+
+
+def backward_apart(
+    dy: Tensor,
+    x: Tensor | None,
+    operands: Operands,
+    kept: Kept,
+    call: Call,
+    needs: Needs,
+    x_dtype: torch.dtype,
+) -> tuple[Gradients, Tensor | None]:
+    """The same, with w2's part of x's gradient not yet added where the way taken has it apart."""
     dtype = operands.w1.dtype
     compute = call.dtype or dtype
     t, how = operands.cast(compute), call.how(compute)
@@ -76,12 +92,12 @@ def backward(
     else:
         grads, second = exact.backward(dy, x, t, kept, how.form, how.act, needs)
     dx, *parameters = grads
-    if dx is not None:
-        dx = dx.to(x_dtype)
-        dx = dx if second is None else dx.add_(second.to(x_dtype))
+    dx = None if dx is None else dx.to(x_dtype)
     cast = (None if grad is None else grad.to(dtype) for grad in parameters)
     wanted = zip((dx, *cast), needs, strict=True)
-    return Gradients(*(grad if needed else None for grad, needed in wanted))
+    return Gradients(*(grad if needed else None for grad, needed in wanted)), (
+        None if second is None else second.to(x_dtype)
+    )
 
 
 def _nothing(x: Tensor, t: Operands, keep: Keep) -> tuple[Tensor, Kept]:

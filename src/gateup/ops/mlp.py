@@ -40,7 +40,8 @@ def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions)
         y: Tensor = torch.ops.gateup.mlp(x, *operands, *call, list(keep))[0]
         return y
     if any(keep) or _differentiable(x, *operands):
-        return _direct(call, keep, x, *operands)
+        again = x if operands.w2 is not None and x.requires_grad else None
+        return _direct(call, keep, again, x, *operands)
     return _forward(x, operands, call, keep)[0]
 
 
@@ -79,10 +80,17 @@ def _forward(
 
 
 class _Direct(torch.autograd.Function):
-    """gateup::mlp without the dispatcher."""
+    """gateup::mlp without the dispatcher.
+
+    x comes twice where gate and up are apart: autograd adds up's part and gate's part of its
+    gradient one by one to what other users of x (a residual, a router) have sent, and sums in
+    another order have other bits. Up's goes first, as the later of two linears.
+    """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, keep: Keep, x: Tensor, *operands: Any) -> Tensor:
+    def forward(
+        ctx: Any, call: Call, keep: Keep, again: Tensor | None, x: Tensor, *operands: Any
+    ) -> Tensor:
         t = Operands(*operands)
         y, cast, kept = _forward(x, t, call, keep)
         kept_x = (x if cast is None else cast) if keep.x else None
@@ -92,7 +100,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        needs = Needs(*ctx.needs_input_grad[2:])
+        needs = Needs(*ctx.needs_input_grad[3:])
         x, w1, w2, down, b1, b2, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             # create_graph=True: the op's backward carries the refusal to go on.
@@ -100,13 +108,11 @@ class _Direct(torch.autograd.Function):
                 dy, x, w1, w2, down, b1, b2, *kept, *ctx.call, list(needs), ctx.x_dtype
             )
             wanted = zip(grads, needs, strict=True)
-            return None, None, *(g if needed else None for g, needed in wanted)
+            return None, None, None, *(g if needed else None for g, needed in wanted)
         operands = Operands(w1, w2, down, b1, b2, None)
-        return (
-            None,
-            None,
-            *kernel.backward(dy, x, operands, Kept(*kept), ctx.call, needs, ctx.x_dtype),
-        )
+        parts = (dy, x, operands, Kept(*kept), ctx.call, needs, ctx.x_dtype)
+        grads, second = kernel.backward_apart(*parts)
+        return None, None, second, *grads
 
 
 # torch does not type Function.apply.
