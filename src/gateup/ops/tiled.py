@@ -6,20 +6,21 @@ written into one preallocated tensor; weight gradients are summed in float32 and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from gateup.ops import dispatch
+from gateup.ops.blocks import Pre, cut, gate_up_columns, pre_width, project
 from gateup.ops.gemm import gemm, linear, wide_dtype
-from gateup.ops.operands import Gradients, Kept, Needs, Operands, gate_and_up
+from gateup.ops.operands import Gradients, Kept, Needs, Operands
 from gateup.ops.rows import Rows, spans
 
-# Tokens whose float32 intermediates exist at a time in "wide" rounding, whatever the tile: large
-# enough for the GEMMs' speed, small enough to stay near the caches.
-WIDE_CHUNK = 256
+# The float32 stage of "wide" rounding goes block by block, 4 MiB a buffer: few enough tokens and
+# columns to stay near the caches, enough of both for the GEMMs' speed.
+WIDE_ROWS, WIDE_ELEMENTS, WIDE_COLUMNS = 2048, 1 << 20, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,62 +35,89 @@ class How:
     def step(self, tokens: int) -> int:
         return max(1, min(self.tile or tokens, tokens))
 
-    def inner(self, tokens: int) -> int:
-        """Tokens of the float32 stage, within one tile."""
-        return min(self.step(tokens), WIDE_CHUNK) if self.wide else self.step(tokens)
+    def block(self, tokens: int, width: int) -> tuple[int, int]:
+        """Rows and columns of I whose pre-activations are computed at a time."""
+        rows = self.step(tokens)
+        if not self.wide:
+            return rows, width
+        rows = min(rows, WIDE_ROWS)
+        return rows, min(width, max(WIDE_COLUMNS, WIDE_ELEMENTS // rows))
+
+    def blocks(self, tile: slice, tokens: int, width: int) -> Iterator[tuple[slice, slice, slice]]:
+        """(rows of x, the same rows counted from the tile's first, columns of I)."""
+        rows, columns = self.block(tokens, width)
+        for local in spans(tile.stop - tile.start, rows):
+            for column in spans(width, columns):
+                yield (
+                    slice(tile.start + local.start, tile.start + local.stop),
+                    local,
+                    column,
+                )
 
 
 def forward(
     x: Tensor, t: Operands, how: How, keep_pre: bool, keep_product: bool
 ) -> tuple[Tensor, Kept]:
     """y [..., H] and what was asked to be kept, in the operands' dtype."""
-    rows, tokens, dtype = Rows(x), x.numel() // x.shape[-1], t.down.dtype
-    step = how.inner(tokens)
-    new = partial(x.new_empty, dtype=dtype)
-    y = new((tokens, t.down.shape[0]))
-    kept = Kept(
-        new((tokens, t.w1.shape[0])) if keep_pre else None,
-        new((tokens, t.w2.shape[0])) if keep_pre and t.w2 is not None else None,
-        new((tokens, t.width)) if keep_product else None,
-    )
-    scratch = _Scratch(x, t, how, step, own_pre=how.wide or not keep_pre)
-    for span in spans(tokens, step):
-        n = span.stop - span.start
-        pre1, pre2 = scratch.pre(n) or _slices(kept, span)
-        _project(rows[span].to(dtype), t, pre1, pre2)
-        product = scratch.product(n) if kept.product is None else kept.product[span]
-        _combine(how, pre1, pre2, product)
-        if how.wide and kept.pre1 is not None:
-            kept.pre1[span] = pre1
-            if kept.pre2 is not None and pre2 is not None:
-                kept.pre2[span] = pre2
-        linear(product, t.down, t.b_down, y[span])
-    return y.view(*x.shape[:-1], t.down.shape[0]), kept
+    tokens, form = x.numel() // x.shape[-1], how.form
+    rows, step = Rows(x), how.step(tokens)
+    y = x.new_empty((tokens, t.down.shape[0]))
+    kept = _Buffers(x, t, form, tokens, t.width, x.dtype) if keep_pre else None
+    own = _own(x, t, how, tokens) if how.wide or kept is None else None
+    whole = x.new_empty((tokens, t.width)) if keep_product else None
+    # The product lies over gate where that is whole rows of the same dtype.
+    over = own is not None and not how.wide and form in ("split", "plain")
+    scratch = None if over or keep_product else x.new_empty((step, t.width))
+    for tile in spans(tokens, step):
+        n = tile.stop - tile.start
+        product = whole[tile] if whole is not None else None if scratch is None else scratch[:n]
+        for span, local, columns in how.blocks(tile, tokens, t.width):
+            pre = _target(own, kept, span, columns, form)
+            project(rows[span], t, form, columns, pre)
+            if product is None:
+                product = pre[0]
+            _combine(how, pre, product[local, columns])
+            if own is not None and kept is not None:
+                cut(form, t.width, columns, kept.rows(span), pre, back=True)
+        assert product is not None
+        linear(product, t.down, t.b_down, y[tile])
+    first, second = (None, None) if kept is None else (kept.first, kept.second)
+    return y.view(*x.shape[:-1], t.down.shape[0]), Kept(first, second, whole)
 
 
-class _Scratch:
-    """Buffers of one call, sized for a tile."""
+class _Buffers:
+    """The first projections' outputs, or their gradients: [tokens, ·] of `columns` of I."""
 
-    def __init__(self, x: Tensor, t: Operands, how: How, step: int, *, own_pre: bool) -> None:
-        dtype = t.down.dtype
-        wide = wide_dtype(dtype) if how.wide else dtype
-        self._pre1 = self._pre2 = None
-        if own_pre:
-            self._pre1 = x.new_empty((step, t.w1.shape[0]), dtype=wide)
-            if t.w2 is not None:
-                self._pre2 = x.new_empty((step, t.w2.shape[0]), dtype=wide)
-        # The product lies over gate where that is whole rows of the same dtype.
-        over = own_pre and not how.wide and how.form in ("split", "plain")
-        self._product = self._pre1 if over else x.new_empty((step, t.width), dtype=dtype)
+    def __init__(
+        self, like: Tensor, t: Operands, form: str, tokens: int, columns: int, dtype: torch.dtype
+    ) -> None:
+        self.first = like.new_empty((tokens, pre_width(form, columns)), dtype=dtype)
+        self.second = None
+        if t.w2 is not None:
+            self.second = like.new_empty((tokens, columns), dtype=dtype)
 
-    def pre(self, n: int) -> tuple[Tensor, Tensor | None] | None:
-        if self._pre1 is None:
-            return None
-        return self._pre1[:n], None if self._pre2 is None else self._pre2[:n]
+    def rows(self, span: slice) -> Pre:
+        return self.first[span], _rows(self.second, span)
 
-    def product(self, n: int) -> Tensor:
-        assert self._product is not None
-        return self._product[:n]
+    def corner(self, n: int, columns: int, form: str) -> Pre:
+        second = None if self.second is None else self.second[:n, :columns]
+        return self.first[:n, : pre_width(form, columns)], second
+
+
+def _own(like: Tensor, t: Operands, how: How, tokens: int) -> _Buffers:
+    rows, columns = how.block(tokens, t.width)
+    dtype = wide_dtype(t.down.dtype) if how.wide else t.down.dtype
+    return _Buffers(like, t, how.form, rows, columns, dtype)
+
+
+def _target(
+    own: _Buffers | None, kept: _Buffers | None, span: slice, columns: slice, form: str
+) -> Pre:
+    """Where a block's pre-activations go: scratch, or straight to what is kept."""
+    if own is not None:
+        return own.corner(span.stop - span.start, columns.stop - columns.start, form)
+    assert kept is not None
+    return kept.rows(span)
 
 
 def backward(
@@ -106,23 +134,23 @@ def backward(
     step = how.step(tokens)
     work = _Backward(dy, x, t, kept, how, needs)
     sums = _Sums(t, needs, single=step >= tokens)
-    dx = None
-    if needs.x:
-        dx = dy.new_empty((tokens, t.w1.shape[1]), dtype=x_dtype)
-    for span in spans(tokens, step):
-        d1, d2, product = work.tile(span)
-        sums.add("down", work.dy[span], product)
-        sums.add_bias("b_down", work.dy[span])
-        if not needs.pre:
+    dx = dy.new_empty((tokens, t.w1.shape[1]), dtype=x_dtype) if needs.x else None
+    for tile in spans(tokens, step):
+        product = work.run(tile)
+        rows = work.dy[tile]
+        sums.add("down", rows, product)
+        sums.add_bias("b_down", rows)
+        if work.d is None:
             continue
-        rows = None if work.x is None else work.x[span].to(t.down.dtype)
-        sums.add("w1", d1, rows)
+        d1, d2 = work.d.rows(slice(0, tile.stop - tile.start))
+        inputs = None if work.x is None else work.x[tile]
+        sums.add("w1", d1, inputs)
         sums.add_bias("b1", d1)
         if d2 is not None:
-            sums.add("w2", d2, rows)
+            sums.add("w2", d2, inputs)
             sums.add_bias("b2", d2)
         if dx is not None:
-            _input_gradient(d1, d2, t, how, dx[span])
+            _input_gradient(d1, d2, t, how, dx[tile])
     if dx is not None:
         dx = dx.view(*dy.shape[:-1], dx.shape[1])
     return sums.result(dx)
@@ -135,75 +163,70 @@ class _Backward:
         self, dy: Tensor, x: Tensor | None, t: Operands, kept: Kept, how: How, needs: Needs
     ) -> None:
         self.dy, self.x = Rows(dy), None if x is None else Rows(x)
-        self.t, self.kept, self.how, self.needs = t, kept, how, needs
-        tokens = dy.numel() // dy.shape[-1]
-        step, self.inner = how.step(tokens), how.inner(tokens)
+        self.t, self.kept, self.how = t, kept, how
+        self.tokens = dy.numel() // dy.shape[-1]
+        step, (rows, columns) = how.step(self.tokens), how.block(self.tokens, t.width)
         dtype = t.down.dtype
-        wide = wide_dtype(dtype) if how.wide else dtype
-        self.recompute = kept.pre1 is None and (needs.pre or kept.product is None)
+        self.idle = not needs.pre and (kept.product is not None or not needs.down)
+        self.recompute = kept.pre1 is None and not self.idle
         # What the elementwise kernel reads: recomputed, or kept and widened.
-        reads = self.recompute or (how.wide and kept.pre1 is not None)
-        self.pre = self._pair(dy, self.inner, wide) if reads else (None, None)
+        reads = self.recompute or (how.wide and not self.idle)
+        self.pre = _own(dy, t, how, self.tokens) if reads else None
         # What it writes: in narrow rounding over what it read, unless that is kept.
-        over = reads and not how.wide
-        self.d = self.pre if over else self._pair(dy, step, dtype) if needs.pre else (None, None)
-        self.d_product = dy.new_empty((self.inner, t.width), dtype=wide) if needs.pre else None
-        self.own_product = needs.down and kept.product is None
+        self.d = None
+        if needs.pre:
+            over = reads and not how.wide
+            self.d = self.pre if over else _Buffers(dy, t, how.form, step, t.width, dtype)
+            wide = wide_dtype(dtype) if how.wide else dtype
+            self.d_product = dy.new_empty((rows, columns), dtype=wide)
+        # The product, where it is not kept; in narrow rounding over its own gradient.
         self.product = None
-        if self.own_product:
-            over_gradient = needs.pre and not how.wide
-            self.product = (
-                self.d_product if over_gradient else dy.new_empty((step, t.width), dtype=dtype)
-            )
+        if needs.down and kept.product is None:
+            over = needs.pre and not how.wide
+            self.product = self.d_product if over else dy.new_empty((step, t.width), dtype=dtype)
 
-    def _pair(self, like: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        w1, w2 = self.t.w1, self.t.w2
-        return like.new_empty((n, w1.shape[0]), dtype=dtype), (
-            None if w2 is None else like.new_empty((n, w2.shape[0]), dtype=dtype)
-        )
+    def run(self, tile: slice) -> Tensor | None:
+        """One tile: fills `d`, returns the product [t, I] where it is kept or needed."""
+        if not self.idle:
+            for span, local, columns in self.how.blocks(tile, self.tokens, self.t.width):
+                self._block(span, local, columns)
+        if self.product is not None:
+            return self.product[: tile.stop - tile.start]
+        return _rows(self.kept.product, tile)
 
-    def tile(self, span: slice) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(d_pre1, d_pre2, product) of one tile; a 0-row d_pre1 where it is not needed."""
-        for chunk in spans(span.stop - span.start, self.inner):
-            self._chunk(slice(span.start + chunk.start, span.start + chunk.stop), chunk)
-        n = span.stop - span.start
-        product = self.product[:n] if self.product is not None else _cut(self.kept.product, span)
-        if self.d[0] is None or not self.needs.pre:
-            return self.dy[slice(0, 0)], None, product
-        return self.d[0][:n], _cut(self.d[1], slice(0, n)), product
-
-    def _chunk(self, span: slice, local: slice) -> None:
-        n = span.stop - span.start
-        pre1, pre2 = self._read(span, n)
-        if pre1 is None:
-            return
-        product = _cut(self.product, local)
-        if not self.needs.pre:
+    def _block(self, span: slice, local: slice, columns: slice) -> None:
+        how, form, n = self.how, self.how.form, columns.stop - columns.start
+        rows, pre = span.stop - span.start, self._read(span, columns)
+        product = None if self.product is None else self.product[local, columns]
+        if self.d is None:
             if product is not None:
-                _combine(self.how, pre1, pre2, product)
+                _combine(how, pre, product)
             return
-        assert self.d_product is not None
-        assert self.d[0] is not None
-        d_product = self.d_product[:n]
-        gemm(self.dy[span], self.t.down, d_product)
-        _differentiate(
-            self.how, d_product, (pre1, pre2), (self.d[0][local], _cut(self.d[1], local)), product
-        )
+        d_product = self.d_product[:rows, :n]
+        gemm(self.dy[span], self.t.down[:, columns], d_product)
+        gate, up = gate_up_columns(form, pre, slice(0, n))
+        d_gate, d_up = gate_up_columns(form, self.d.rows(local), columns)
+        if up is None or d_up is None:
+            dispatch.gradient(d_product, gate, how.act, d_gate, product)
+            return
+        backend = dispatch.choose(how.act, gate, d_gate)
+        backend.backward(d_product, gate, up, how.act, d_gate, d_up, product)
 
-    def _read(self, span: slice, n: int) -> tuple[Tensor | None, Tensor | None]:
-        mine = _cut(self.pre[0], slice(0, n)), _cut(self.pre[1], slice(0, n))
+    def _read(self, span: slice, columns: slice) -> Pre:
+        """The block's pre-activations: of this block alone."""
+        form = self.how.form
+        if self.pre is None:
+            assert self.kept.pre1 is not None
+            return self.kept.pre1[span], _rows(self.kept.pre2, span)
+        pre = self.pre.corner(span.stop - span.start, columns.stop - columns.start, form)
         if self.recompute:
             assert self.x is not None
-            assert mine[0] is not None
-            _project(self.x[span].to(self.t.down.dtype), self.t, mine[0], mine[1])
-            return mine
-        kept = _cut(self.kept.pre1, span), _cut(self.kept.pre2, span)
-        if not self.how.wide:
-            return kept
-        for buffer, stored in zip(mine, kept, strict=True):
-            if buffer is not None and stored is not None:
-                buffer.copy_(stored)
-        return mine
+            project(self.x[span], self.t, form, columns, pre)
+        else:
+            assert self.kept.pre1 is not None
+            whole = self.kept.pre1[span], _rows(self.kept.pre2, span)
+            cut(form, self.t.width, columns, whole, pre, back=False)
+        return pre
 
 
 class _Sums:
@@ -240,40 +263,18 @@ class _Sums:
         return Gradients(x=dx, **{name: total.to(dtype) for name, total in self.sums.items()})
 
 
-def _project(rows: Tensor, t: Operands, pre1: Tensor, pre2: Tensor | None) -> None:
-    linear(rows, t.w1, t.b1, pre1)
-    if t.w2 is not None and pre2 is not None:
-        linear(rows, t.w2, t.b2, pre2)
-
-
-def _combine(how: How, pre1: Tensor, pre2: Tensor | None, product: Tensor) -> None:
-    if how.form == "plain":
-        dispatch.value(pre1, how.act, product)
-        return
-    gate, up = gate_and_up(how.form, pre1, pre2)
-    dispatch.choose(how.act, gate, product).forward(gate, up, how.act, product)
-
-
-def _differentiate(
-    how: How,
-    d_product: Tensor,
-    pre: tuple[Tensor, Tensor | None],
-    d_pre: tuple[Tensor, Tensor | None],
-    product: Tensor | None,
-) -> None:
-    if how.form == "plain":
-        dispatch.gradient(d_product, pre[0], how.act, d_pre[0], product)
-        return
-    gate, up = gate_and_up(how.form, *pre)
-    d_gate, d_up = gate_and_up(how.form, *d_pre)
-    backend = dispatch.choose(how.act, gate, d_gate)
-    backend.backward(d_product, gate, up, how.act, d_gate, d_up, product)
+def _combine(how: How, pre: Pre, product: Tensor) -> None:
+    gate, up = gate_up_columns(how.form, pre, slice(0, product.shape[1]))
+    if up is None:
+        dispatch.value(gate, how.act, product)
+    else:
+        dispatch.choose(how.act, gate, product).forward(gate, up, how.act, product)
 
 
 def _input_gradient(d1: Tensor, d2: Tensor | None, t: Operands, how: How, dx: Tensor) -> None:
     """dx = d1 @ w1 (+ d2 @ w2): in float32, rounded once, when "wide" or when dx is float32."""
     sum_wide = how.wide and dx.dtype != wide_dtype(dx.dtype)
-    for span in spans(dx.shape[0], how.inner(dx.shape[0])):
+    for span in spans(dx.shape[0], WIDE_ROWS if sum_wide else dx.shape[0]):
         part = dx[span]
         total = torch.empty_like(part, dtype=wide_dtype(part.dtype)) if sum_wide else part
         gemm(d1[span], t.w1, total)
@@ -283,10 +284,5 @@ def _input_gradient(d1: Tensor, d2: Tensor | None, t: Operands, how: How, dx: Te
             part.copy_(total)
 
 
-def _slices(kept: Kept, span: slice) -> tuple[Tensor, Tensor | None]:
-    assert kept.pre1 is not None
-    return kept.pre1[span], _cut(kept.pre2, span)
-
-
-def _cut(tensor: Tensor | None, span: slice) -> Tensor | None:
+def _rows(tensor: Tensor | None, span: slice) -> Tensor | None:
     return None if tensor is None else tensor[span]
