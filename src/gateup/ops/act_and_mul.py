@@ -16,6 +16,7 @@ from gateup.ops import dispatch
 from gateup.ops.activations import activation
 from gateup.ops.arguments import floating, same, twice_differentiated
 from gateup.ops.layouts import CONCAT, even_width, halves, word
+from gateup.ops.options import Rounding
 from gateup.ops.rows import flat
 
 
@@ -34,9 +35,12 @@ def act_and_mul(gate_up: Tensor, *, act: str = "silu", layout: GateUpLayout = CO
     return result
 
 
-def act_and_mul_split(gate: Tensor, up: Tensor, act: str = "silu") -> Tensor:
-    """act(gate) ⊙ up of two tensors [..., I].
+def act_and_mul_split(
+    gate: Tensor, up: Tensor, act: str = "silu", *, rounding: Rounding = "wide"
+) -> Tensor:
+    """act(gate) ⊙ up of two tensors [..., I]; keeps the two of them for backward.
 
+    rounding="hf" rounds act(gate) and every step of backward, as eager torch does, to its bits.
     Raises UsageError when they differ in shape, dtype or device, for an unknown activation, or
     for tensors that are not floating point.
     """
@@ -45,7 +49,7 @@ def act_and_mul_split(gate: Tensor, up: Tensor, act: str = "silu") -> Tensor:
     same("up", up, "gate", gate)
     if gate.shape != up.shape:
         raise UsageError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
-    result: Tensor = torch.ops.gateup.act_and_mul_split(gate, up, act)
+    result: Tensor = torch.ops.gateup.act_and_mul_split(gate, up, act, rounding == "hf")
     return result
 
 
@@ -77,7 +81,9 @@ def _(grad: Tensor, gate_up: Tensor, act: str, layout: str) -> Tensor:
 
 
 @torch.library.custom_op("gateup::act_and_mul_split", mutates_args=())
-def _split(gate: Tensor, up: Tensor, act: str) -> Tensor:
+def _split(gate: Tensor, up: Tensor, act: str, eager: bool) -> Tensor:
+    if eager:
+        return activation(act).gated(gate, up)
     first = flat(gate)
     out = gate.new_empty(first.shape)
     dispatch.choose(act, first, out).forward(first, flat(up), act, out)
@@ -85,12 +91,17 @@ def _split(gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 
 @_split.register_fake
-def _(gate: Tensor, up: Tensor, act: str) -> Tensor:
+def _(gate: Tensor, up: Tensor, act: str, eager: bool) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
 @torch.library.custom_op("gateup::act_and_mul_split_backward", mutates_args=())
-def _split_backward(grad: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def _split_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, act: str, eager: bool
+) -> tuple[Tensor, Tensor]:
+    if eager:
+        d_gate, d_up = activation(act).gated_backward(grad, gate, up)
+        return d_gate.clone() if d_gate is grad else d_gate, d_up
     first = flat(gate)
     d_gate, d_up = gate.new_empty(first.shape), gate.new_empty(first.shape)
     backend = dispatch.choose(act, first, d_gate)
@@ -99,7 +110,7 @@ def _split_backward(grad: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[T
 
 
 @_split_backward.register_fake
-def _(grad: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, gate: Tensor, up: Tensor, act: str, eager: bool) -> tuple[Tensor, Tensor]:
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
@@ -115,14 +126,14 @@ def _differentiate_fused(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _keep_split(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gate, up, ctx.act = inputs
+    gate, up, ctx.act, ctx.eager = inputs
     ctx.save_for_backward(gate, up)
 
 
 def _differentiate_split(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     gate, up = ctx.saved_tensors
-    d_gate, d_up = torch.ops.gateup.act_and_mul_split_backward(grad, gate, up, ctx.act)
-    return d_gate, d_up, None
+    d_gate, d_up = torch.ops.gateup.act_and_mul_split_backward(grad, gate, up, ctx.act, ctx.eager)
+    return d_gate, d_up, None, None
 
 
 _fused.register_autograd(_differentiate_fused, setup_context=_keep_fused)

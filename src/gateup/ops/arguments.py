@@ -89,3 +89,24 @@ def twice_differentiated(name: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+class Refusal(torch.autograd.Function):
+    """Passes gradients through unchanged; differentiating them again raises by name.
+
+    refuse(name, count, *tensors): the first `count` tensors are the gradients, the rest what they
+    depend on.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Any) -> Any:
+        ctx.name = name
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return twice_differentiated(ctx.name)(ctx, *grads)
+
+
+# torch does not type Function.apply.
+refuse: Callable[..., tuple[Any, ...]] = Refusal.apply
