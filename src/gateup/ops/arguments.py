@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,17 +91,13 @@ def twice_differentiated(name: str) -> Callable[..., Any]:
     return refuse
 
 
-class Refusal(torch.autograd.Function):
-    """Passes gradients through unchanged; differentiating them again raises by name.
-
-    refuse(name, count, *tensors): the first `count` tensors are the gradients, the rest what they
-    depend on.
-    """
+class _Refusal(torch.autograd.Function):
+    """Passes gradients through; differentiating them again raises by name."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: Any) -> Any:
+    def forward(ctx: Any, name: str, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
         ctx.name = name
-        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+        return tuple(grad.view_as(grad) for grad in grads)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -109,4 +105,18 @@ class Refusal(torch.autograd.Function):
 
 
 # torch does not type Function.apply.
-refuse: Callable[..., tuple[Any, ...]] = Refusal.apply
+_refuse: Callable[..., tuple[Tensor, ...]] = _Refusal.apply
+
+
+def once(name: str, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The same gradients; where a graph of them is made (create_graph=True), one that refuses.
+
+    Without it a gradient that depends on nothing which was kept would look like a constant, and
+    a second derivative would silently come out too small.
+    """
+    known = [grad for grad in grads if grad is not None]
+    if not torch.is_grad_enabled() or not known:
+        return list(grads)
+    anchor = torch.zeros((), requires_grad=True)
+    results = iter(_refuse(name, anchor, *known))
+    return [None if grad is None else next(results) for grad in grads]

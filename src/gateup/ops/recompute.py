@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
-from gateup.ops.arguments import refuse
+from gateup.ops.arguments import once
 from gateup.ops.gemm import wide_dtype
 from gateup.ops.mlp_ops import autocasts
 from gateup.ops.rows import Rows, spans
@@ -123,11 +123,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         needs = ctx.needs_input_grad[4:]
         grads = _gradients(ctx, dy.detach(), needs)
-        if torch.is_grad_enabled():
-            known = [g for g in grads if g is not None]
-            kept = iter(refuse("gated_mlp_modules", len(known), *known, dy, *ctx.parameters))
-            grads = [None if g is None else next(kept) for g in grads]
-        return None, None, None, None, *grads
+        return None, None, None, None, *once("gated_mlp_modules", grads)
 
 
 def _gradients(ctx: Any, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
