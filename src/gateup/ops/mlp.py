@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gateup.ops import kernel
+from gateup.ops.arguments import once
 from gateup.ops.kernel import Call, Keep
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.operands import Kept, Needs, Operands
@@ -102,17 +103,11 @@ class _Direct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         needs = Needs(*ctx.needs_input_grad[3:])
         x, w1, w2, down, b1, b2, *kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # create_graph=True: the op's backward carries the refusal to go on.
-            grads = torch.ops.gateup.mlp_backward(
-                dy, x, w1, w2, down, b1, b2, *kept, *ctx.call, list(needs), ctx.x_dtype
-            )
-            wanted = zip(grads, needs, strict=True)
-            return None, None, None, *(g if needed else None for g, needed in wanted)
         operands = Operands(w1, w2, down, b1, b2, None)
         parts = (dy, x, operands, Kept(*kept), ctx.call, needs, ctx.x_dtype)
-        grads, second = kernel.backward_apart(*parts)
-        return None, None, second, *grads
+        with torch.no_grad():
+            grads, second = kernel.backward_apart(*parts)
+        return None, None, *once("gated_mlp", (second, *grads))
 
 
 # torch does not type Function.apply.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gateup.ops import kernel
-from gateup.ops.arguments import twice_differentiated
+from gateup.ops.arguments import once, twice_differentiated
 from gateup.ops.kernel import Call, Keep
 from gateup.ops.operands import Gradients, Kept, Needs, Operands
 
@@ -159,7 +159,8 @@ def _differentiate(ctx: Any, dy: Tensor | None, *unused: Any) -> tuple[Any, ...]
     grads: Iterable[Tensor] = torch.ops.gateup.mlp_backward(
         dy, *ctx.saved_tensors, *ctx.call, needs, ctx.x_dtype
     )
-    return (*(g if needed else None for g, needed in zip(grads, needs, strict=True)), *rest)
+    wanted = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
+    return (*once("gated_mlp", wanted), *rest)
 
 
 _mlp.register_autograd(_differentiate, setup_context=_keep)
