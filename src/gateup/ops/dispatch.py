@@ -17,6 +17,7 @@ from torch import Tensor
 from gateup.errors import UsageError
 from gateup.ops.activations import activation
 from gateup.ops.native import NativeBackend
+from gateup.ops.triton import TritonBackend
 
 # Elements a block of the torch backend holds at a time: 1 MiB in float32, so that its
 # temporaries stay in a core's cache and never reach the size of the whole.
@@ -119,7 +120,7 @@ def _wide(block: Tensor) -> Tensor:
 
 
 # In order of preference; plain torch, which serves everywhere, is last.
-_BACKENDS: list[Backend] = [NativeBackend(), TorchBackend()]
+_BACKENDS: list[Backend] = [NativeBackend(), TritonBackend(), TorchBackend()]
 _only: str | None = None
 
 

@@ -255,7 +255,10 @@ class _Sums:
 
     def add_bias(self, name: str, grad: Tensor) -> None:
         if name in self.wanted:
+            # Over many tiles in float64, where there is one: of float32 gradients a running sum
+            # in float32 is 7 % worse at tiles of seven than the tree torch sums all rows by.
             part = grad.sum(0, dtype=wide_dtype(grad.dtype))
+            part = part if self.single or grad.device.type == "mps" else part.double()
             self.sums[name] = self.sums[name].add_(part) if name in self.sums else part
 
     def result(self, dx: Tensor | None) -> Gradients:
