@@ -77,6 +77,27 @@ def compare(family: str, options: MLPOptions) -> None:
     assert_as_good(*(lambda seed, m=m: run(m, experts, seed) for m in (ours, stock, truth)))
 
 
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("options", [MLPOptions(save="gate_up"), MLPOptions("wide", tile=16)])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_under_autocast(family: str, options: MLPOptions, implementation: str) -> None:
+    stock = mlp_of(family).float()
+    stock.config._experts_implementation = implementation
+    ours, truth = copy.deepcopy(stock), copy.deepcopy(stock).double()
+    truth.config._experts_implementation = "eager"
+    gateup.patch(ours, options=options, quiet=True)
+
+    def cast(module: nn.Module, seed: int) -> dict[str, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(module, True, seed)
+
+    assert_as_good(
+        lambda seed: cast(ours, seed),
+        lambda seed: cast(stock, seed),
+        lambda seed: run(truth, True, seed),
+    )
+
+
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_the_rule_refuses_another_activation(family: str, monkeypatch: Any) -> None:
     acts = dict.fromkeys(ACTIVATIONS, ACTIVATIONS["relu"])

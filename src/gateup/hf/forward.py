@@ -8,16 +8,19 @@ carries forwards bound to its own modules.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gateup.hf.experts import eager_loop
-from gateup.hf.projections import parameters_of
 from gateup.hf.table import Kind, Row
+from gateup.nn.projections import parameters_of
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
-from gateup.ops.modular import gated_mlp_modules
-from gateup.ops.moe import ExpertWeights, moe
+from gateup.ops.mlp_ops import autocasts
+from gateup.ops.modular import gated_mlp_fused_modules, gated_mlp_modules
+from gateup.ops.moe import Combine, ExpertWeights, moe
 from gateup.ops.options import MLPOptions
 
 # Where a module's own forward may lie: accelerate's hooks move it to the second and call it there.
@@ -61,7 +64,14 @@ class FusedForward(Forward):
         m: Any = self.module
         plain = parameters_of(m.gate_up_proj, m.down_proj)
         if plain is None:
-            raise AssertionError
+            return gated_mlp_fused_modules(
+                hidden_states,
+                m.gate_up_proj,
+                m.down_proj,
+                layout=self.row.layout,
+                act=self.act,
+                options=self.options,
+            )
         (gate_up, gate_up_bias), (down, down_bias) = plain
         return gated_mlp_fused(
             hidden_states,
@@ -86,7 +96,7 @@ class ExpertsForward(Forward):
         m: Any = self.module
         implementation = m.config._experts_implementation or "eager"
         arguments = hidden_states, top_k_index, top_k_weights
-        if m._is_expert_parallel or (self.exact and implementation not in ("eager", "grouped_mm")):
+        if m._is_expert_parallel or (self.exact and implementation not in COMBINE):
             y: Tensor = type(m).forward(m, *arguments)
             return y
         if self.exact and implementation == "eager":
@@ -98,13 +108,27 @@ class ExpertsForward(Forward):
             getattr(m, "down_proj_bias", None),
             self.row.layout,
         )
-        return moe(
-            *arguments,
-            experts,
-            act=self.act,
-            options=self.options,
-            combine="experts" if implementation == "eager" else "slots",
-        )
+        combine, options = COMBINE.get(implementation, "slots"), self.options
+        with _no_autocast(hidden_states.device.type):
+            x = hidden_states.to(experts.gate_up.dtype)
+            weights = top_k_weights.to(torch.promote_types(top_k_weights.dtype, x.dtype))
+            y = moe(
+                x, top_k_index, weights, experts, act=self.act, options=options, combine=combine
+            )
+        return y.to(hidden_states.dtype)
+
+
+# In whose steps gateup's experts go, by transformers' experts implementation.
+COMBINE: Mapping[str, Combine] = {"eager": "experts", "grouped_mm": "slots"}
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Experts compute in their weights' dtype, as torch's grouped_mm does under autocast.
+
+    In autocast's dtype the sums over experts would be less exact than transformers' eager loop,
+    which casts each expert's rows on their own.
+    """
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 FORWARDS: Mapping[Kind, type[Forward]] = {
