@@ -1,4 +1,4 @@
-"""The C++ kernels on each instruction set: accuracy, special values, memory, invariance, absence."""
+"""The C++ kernels on each instruction set: accuracy, special values, memory, invariance, choice."""
 
 from __future__ import annotations
 
