@@ -57,7 +57,8 @@ def act_and_mul_split(
 def _fused(gate_up: Tensor, act: str, layout: str) -> Tensor:
     gate, up = halves(flat(gate_up), layout)
     out = gate_up.new_empty(gate.shape)
-    dispatch.choose(act, gate, out).forward(gate, up, act, out)
+    if out.numel():
+        dispatch.choose(act, gate, out).forward(gate, up, act, out)
     return out.view(*gate_up.shape[:-1], out.shape[-1])
 
 
@@ -71,7 +72,9 @@ def _fused_backward(grad: Tensor, gate_up: Tensor, act: str, layout: str) -> Ten
     gate, up = halves(flat(gate_up), layout)
     d_fused = gate_up.new_empty((gate.shape[0], gate_up.shape[-1]))
     d_gate, d_up = halves(d_fused, layout)
-    dispatch.choose(act, gate, d_gate).backward(flat(grad), gate, up, act, d_gate, d_up, None)
+    if grad.numel():
+        backend = dispatch.choose(act, gate, d_gate)
+        backend.backward(flat(grad), gate, up, act, d_gate, d_up, None)
     return d_fused.view(gate_up.shape)
 
 
@@ -86,7 +89,8 @@ def _split(gate: Tensor, up: Tensor, act: str, eager: bool) -> Tensor:
         return activation(act).gated(gate, up)
     first = flat(gate)
     out = gate.new_empty(first.shape)
-    dispatch.choose(act, first, out).forward(first, flat(up), act, out)
+    if out.numel():
+        dispatch.choose(act, first, out).forward(first, flat(up), act, out)
     return out.view(gate.shape)
 
 
@@ -104,8 +108,9 @@ def _split_backward(
         return d_gate.clone() if d_gate is grad else d_gate, d_up
     first = flat(gate)
     d_gate, d_up = gate.new_empty(first.shape), gate.new_empty(first.shape)
-    backend = dispatch.choose(act, first, d_gate)
-    backend.backward(flat(grad), first, flat(up), act, d_gate, d_up, None)
+    if grad.numel():
+        backend = dispatch.choose(act, first, d_gate)
+        backend.backward(flat(grad), first, flat(up), act, d_gate, d_up, None)
     return d_gate.view(gate.shape), d_up.view(gate.shape)
 
 
