@@ -73,7 +73,6 @@ def test_nothing_is_kept_without_a_gradient():
         "slots",
         0,
         0,
-        torch.bfloat16,
     )
     assert [o.numel() for o in outputs[1:]] == [0, 0, 0]
 
@@ -105,7 +104,7 @@ def test_a_tile_bounds_the_transient(mode):
     how = How("silu", "concat:out_in", mode, 0, tile)
     bank, needs = Bank(*tensors[2:], None, None), (True, True, False, False, False, False)
     with Largest() as seen:
-        _, kept = experts_loop.forward(tensors[0], index, tensors[1], bank, how, torch.bfloat16)
+        _, kept = experts_loop.forward(tensors[0], index, tensors[1], bank, how)
     assert seen.elements == max(tokens * H, tile * 2 * WIDTH)  # y's sum, or a tile's gate and up
     with Largest() as seen:
         experts_loop.backward(grad, tensors[0], index, tensors[1], bank, kept, how, Needs(*needs))

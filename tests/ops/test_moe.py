@@ -265,19 +265,32 @@ def test_under_gradient_checkpointing(reentrant):
         assert torch.equal(leaf.grad, value)
 
 
+@pytest.mark.parametrize("combine", ["slots", "experts"])
+@pytest.mark.parametrize("rounding", ["hf", "wide"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast(dtype):
+def test_under_autocast(dtype, rounding, combine):
+    """Its dtype is computed in, but for the grouped way of rounding "hf"; sums are float32."""
     tensors, index, grad = inputs(0, torch.float32)
-    cast = [t.to(dtype) if i != 1 else t for i, t in enumerate(tensors)]
-    how = {"options": MLPOptions(tile=5)}  # sums over experts in float32 either way
-    leaves = [t.requires_grad_() for t in tensors]
+    how = {"options": MLPOptions(rounding), "combine": combine}
     with torch.autocast("cpu", dtype):
-        y = moe(leaves[0], index, leaves[1], ExpertWeights(*leaves[2:]), **how)
-    assert y.dtype == torch.float32
-    expected = run(cast, index, grad.to(dtype), **how)
-    assert torch.equal(y.to(dtype), expected["y"])
-    y.backward(grad)
-    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+        found = run(tensors, index, grad, **how)
+    assert all(t.dtype == torch.float32 for t in found.values())
+    apart = run(tensors, index, grad, **how)
+    stays = rounding == "hf" and combine == "slots"
+    for name, value in apart.items():
+        assert torch.equal(found[name], value) == stays, name
+        assert (found[name] - value).norm() < 4 * torch.finfo(dtype).eps * value.norm(), name
+
+
+def test_autocast_leaves_x_in_another_dtype_than_the_weights():
+    tensors, index, grad = inputs(0, torch.bfloat16)
+    x = tensors[0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run([x, *tensors[1:]], index, grad.float())
+    assert found["y"].dtype == found["x"].dtype == torch.float32
+    expected = run(tensors, index, grad)
+    assert torch.equal(found["y"].bfloat16(), expected["y"])
+    assert torch.equal(found["gate_up"], expected["gate_up"])
 
 
 # ---- torch's machinery ---------------------------------------------------------------------------
@@ -289,7 +302,7 @@ def test_opcheck(mode, tile, keep):
     tensors, index, _ = inputs(0, torch.bfloat16 if mode == "wide" else torch.float32, bias=True)
     leaves = [t.requires_grad_() for t in tensors]
     arguments = (leaves[0], index, *leaves[1:], "silu", "concat:out_in", mode, keep, tile)
-    torch.library.opcheck(torch.ops.gateup.experts.default, (*arguments, leaves[0].dtype))
+    torch.library.opcheck(torch.ops.gateup.experts.default, arguments)
 
 
 @pytest.mark.parametrize("tile", [None, 5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -65,10 +66,16 @@ def refuse_if_held(gate: nn.Linear, up: nn.Linear) -> None:
                 remedy="merge adapters into the base weights first (PEFT: merge_and_unload);"
                 " leave sharded and quantised parts apart",
             )
-        for kind, parameter in linear.named_parameters(recurse=False):
-            _refuse_held(f"{name}.{kind}", parameter)
         if "weight" not in dict(linear.named_parameters(recurse=False)):
             raise UsageError(f"{name}.weight is no parameter of its module: FSDP may hold it")
+    parameters = {
+        f"{name}.{kind}": parameter
+        for name, linear in (("gate_proj", gate), ("up_proj", up))
+        for kind, parameter in linear.named_parameters(recurse=False)
+    }
+    for name, parameter in parameters.items():
+        _refuse_training(name, parameter)
+    _refuse_optimized(parameters)
     if (gate.bias is None) != (up.bias is None):
         raise UsageError("one of gate_proj and up_proj has a bias, the other none")
     a, b = gate.weight, up.weight
@@ -80,7 +87,7 @@ def refuse_if_held(gate: nn.Linear, up: nn.Linear) -> None:
         )
 
 
-def _refuse_held(name: str, parameter: nn.Parameter) -> None:
+def _refuse_training(name: str, parameter: nn.Parameter) -> None:
     if parameter.is_meta:
         raise UsageError(f"{name} is on the meta device", expected="a tensor with data")
     if parameter.requires_grad:
@@ -88,23 +95,30 @@ def _refuse_held(name: str, parameter: nn.Parameter) -> None:
             f"{name} requires a gradient: merging is for inference",
             remedy="call requires_grad_(False) on the model, or leave gate and up apart to train",
         )
-    holder = _optimizer_of(parameter)
-    if holder is not None:
-        raise UsageError(
-            f"{name} is held by an optimizer ({holder})",
-            remedy="drop the optimizer, or leave gate and up apart",
-        )
 
 
-def _optimizer_of(parameter: nn.Parameter) -> str | None:
-    """The class of a living optimizer that has the parameter in its groups."""
-    for found in gc.get_objects():
-        # type(), not isinstance: some objects answer isinstance by running code of theirs.
-        if issubclass(type(found), torch.optim.Optimizer):
-            groups = getattr(found, "param_groups", ())
-            if any(p is parameter for group in groups for p in group["params"]):
-                return type(found).__name__
-    return None
+def _refuse_optimized(parameters: Mapping[str, nn.Parameter]) -> None:
+    """UsageError where a living optimizer has one of the parameters in its groups."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    # Nothing but the garbage collector knows all optimizers: 370,000 objects with transformers
+    # loaded. type(), not isinstance: some objects answer isinstance by running code of theirs.
+    kinds = _subclasses(torch.optim.Optimizer)
+    for optimizer in [o for o in gc.get_objects() if type(o) in kinds]:
+        for group in getattr(optimizer, "param_groups", ()):
+            held = next((names[id(p)] for p in group["params"] if id(p) in names), None)
+            if held is not None:
+                raise UsageError(
+                    f"{held} is held by an optimizer ({type(optimizer).__name__})",
+                    remedy="drop the optimizer, or leave gate and up apart",
+                )
+
+
+def _subclasses(kind: type) -> set[type]:
+    found: set[type] = {kind}
+    below: type
+    for below in type.__subclasses__(kind):
+        found |= _subclasses(below)
+    return found
 
 
 def fuse(gate: nn.Linear, up: nn.Linear) -> Fused:

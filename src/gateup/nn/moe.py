@@ -163,18 +163,24 @@ class MoE(nn.Module):
             raise UsageError(
                 f"x has shape {tuple(x.shape)}", expected=f"[..., H] with H = {self.hidden_size}"
             )
+        # Autograd adds up x's gradient from the last use to the first, and sums in bf16 depend on
+        # that order: it is transformers' order, the gated shared expert first, a plain one last.
+        shared = self._gated_shared(x)
+        _, weights, index = self.gate(x.reshape(-1, self.hidden_size))
         rows = x.reshape(-1, self.hidden_size)
-        _, weights, index = self.gate(rows)
         if self.gate.routing.on_input:
             # One expert per token: its weight may as well multiply the token.
             rows, weights = rows * weights.to(rows.dtype), torch.ones_like(weights)
         y: Tensor = self.experts(rows, index, weights).view(x.shape)
-        if self.shared_expert is None:
-            return y
+        if self.shared_expert_gate is not None and shared is not None:
+            return y + torch.sigmoid(self.shared_expert_gate(x)) * shared
+        return y if self.shared_expert is None else y + self.shared_expert(x)
+
+    def _gated_shared(self, x: Tensor) -> Tensor | None:
+        if self.shared_expert is None or self.shared_expert_gate is None:
+            return None
         shared: Tensor = self.shared_expert(x)
-        if self.shared_expert_gate is not None:
-            shared = torch.sigmoid(self.shared_expert_gate(x)) * shared
-        return y + shared
+        return shared
 
 
 def _shared(

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from gateup.errors import UsageError
+from gateup.ops.gemm import wide_dtype
 from gateup.ops.layouts import halves
 
 
 class Bank(NamedTuple):
-    """The tensors of `gateup.ops.moe.ExpertWeights`."""
+    """The tensors of `gateup.ops.moe.ExpertWeights`, in the dtype that is computed in."""
 
     gate_up: Tensor
     down: Tensor
@@ -31,8 +32,8 @@ class How(NamedTuple):
     """What an op's schema can carry.
 
     layout   "concat:out_in": the fused layout's word and the orientation
-    mode     "slots": each step in x's dtype, a token's k results summed at once in float32, as
-             transformers' grouped_mm; "experts": added up expert by expert in x's dtype, as
+    mode     "slots": each step in the bank's dtype, a token's k results summed at once in float32,
+             as transformers' grouped_mm; "experts": added up expert by expert in x's dtype, as
              transformers' eager loop; "wide": float32 from GEMM to GEMM and in all sums
     keep     what backward gets: 0 nothing but the inputs, 1 gate and up, 2 the product too,
              3 the experts' outputs too
@@ -146,13 +147,21 @@ def sort_rows(index: Tensor, mode: str) -> Sorted:
     return Sorted(place, place // k, expert)
 
 
-def empty_kept(x: Tensor, rows: int, bank: Bank, how: How) -> Kept:
-    """Unwritten memory for what `how.keep` asks for, in x's dtype."""
-    width = how.oriented(bank.down).shape[-2]
-    shapes = ((rows, 2 * width), (rows, width), (rows, x.shape[1]))
-    return Kept(
-        *(x.new_empty(shape if how.keep > level else (0,)) for level, shape in enumerate(shapes))
-    )
+def empty_kept(rows: int, bank: Bank, how: How) -> Kept:
+    """Unwritten memory for what `how.keep` asks for, in the bank's dtype."""
+    width, hidden = how.oriented(bank.down).shape[-2:]
+    shapes = ((rows, 2 * width), (rows, width), (rows, hidden))
+    new = bank.down.new_empty
+    return Kept(*(new(shape if how.keep > level else (0,)) for level, shape in enumerate(shapes)))
+
+
+def weighted_dtype(bank: Bank, weights: Tensor, how: How) -> torch.dtype:
+    """Of an expert's output times its weight: bf16 times float32 (Mixtral, DeepSeek-V3) is float32.
+
+    y's gradient is rounded to it before anything else, as autograd does.
+    """
+    dtype = torch.promote_types(bank.down.dtype, weights.dtype)
+    return wide_dtype(dtype) if how.wide else dtype
 
 
 class Gradients(NamedTuple):

@@ -23,6 +23,7 @@ from gateup.ops.experts import (
     Sorted,
     empty_gradients,
     sort_rows,
+    weighted_dtype,
 )
 from gateup.ops.gemm import gemm
 
@@ -80,8 +81,13 @@ def _aligned(t: Tensor) -> bool:
     return t.data_ptr() % _ALIGNMENT == 0 and all(s % _ALIGNMENT == 0 for s in strides)
 
 
+def _rows(x: Tensor, rows: Sorted, bank: Bank) -> Tensor:
+    """x [T, H] -> [S, H], in the dtype that is computed in."""
+    return x[rows.token].to(bank.down.dtype)
+
+
 def _gate_up(x: Tensor, rows: Sorted, groups: Groups, bank: Bank, how: How) -> Tensor:
-    fused = groups.matmul(x[rows.token], how.oriented(bank.gate_up))
+    fused = groups.matmul(_rows(x, rows, bank), how.oriented(bank.gate_up))
     return fused if bank.gate_up_bias is None else fused.add_(bank.gate_up_bias[rows.expert])
 
 
@@ -94,28 +100,26 @@ def _down(product: Tensor, rows: Sorted, groups: Groups, bank: Bank, how: How) -
     return out if bank.down_bias is None else out.add_(bank.down_bias[rows.expert])
 
 
-def forward(
-    x: Tensor, index: Tensor, weights: Tensor, bank: Bank, how: How, dtype: torch.dtype
-) -> tuple[Tensor, Kept]:
-    """y [T, H] of `dtype` and what is kept. x [T, H]; index, weights [T, k]."""
+def forward(x: Tensor, index: Tensor, weights: Tensor, bank: Bank, how: How) -> tuple[Tensor, Kept]:
+    """y [T, H] in x's dtype and what is kept. x [T, H]; index, weights [T, k]."""
     rows = sort_rows(index, how.mode)
     groups = Groups(rows, len(bank.down))
     scale = weights.reshape(-1)[rows.place]
     gate_up = _gate_up(x, rows, groups, bank, how)
     product = _product(gate_up, how)
-    kept = [gate_up if how.keep >= 1 else x.new_empty((0,))]
-    kept.append(product if how.keep >= 2 else x.new_empty((0,)))
+    nothing = bank.down.new_empty
+    kept = [gate_up if how.keep >= 1 else nothing((0,))]
+    kept.append(product if how.keep >= 2 else nothing((0,)))
     del gate_up
     out = _down(product, rows, groups, bank, how)
     del product
-    kept.append(out if how.keep >= 3 else x.new_empty((0,)))
-    # bf16 outputs times float32 weights (Mixtral, DeepSeek-V3) are float32 until the sum is done.
+    kept.append(out if how.keep >= 3 else nothing((0,)))
     weighted = out * scale[:, None]
     del out
     by_slot = torch.empty_like(weighted)
     by_slot[rows.place] = weighted
     y = by_slot.view(*index.shape, x.shape[1]).sum(dim=1)
-    return y.to(dtype), Kept(*kept)
+    return y.to(x.dtype), Kept(*kept)
 
 
 def backward(
@@ -135,15 +139,14 @@ def backward(
     scale = weights.reshape(-1)[rows.place]
     gate_up = kept.gate_up if how.keep >= 1 else _gate_up(x, rows, groups, bank, how)
     product = kept.product if how.keep >= 2 else _product(gate_up, how) if needs.product else None
-    taken = grad[rows.token]
+    taken = grad[rows.token].to(weighted_dtype(bank, weights, how))
     if needs.weights:
         out = kept.out if how.keep >= 3 else _down(_there(product), rows, groups, bank, how)
-        wide = taken.to(torch.promote_types(taken.dtype, scale.dtype))
         d_weights = torch.empty_like(weights).view(-1)
-        d_weights[rows.place] = (wide * out).sum(-1).to(weights.dtype)
+        d_weights[rows.place] = (taken * out).sum(-1).to(weights.dtype)
         grads = grads._replace(weights=d_weights.view(weights.shape))
-        del out, wide
-    d_out = (taken * scale[:, None]).to(x.dtype)
+        del out
+    d_out = (taken * scale[:, None]).to(bank.down.dtype)
     del taken
     if needs.down:
         grads = grads._replace(down=_weight(groups, _there(product), d_out, how))
@@ -155,7 +158,7 @@ def backward(
     d_product = groups.matmul(d_out, how.oriented(bank.down).transpose(-2, -1))
     del d_out
     gate, up = how.halves(gate_up)
-    d_gate_up = x.new_empty(gate_up.shape)
+    d_gate_up = torch.empty_like(gate_up)
     for half, d in zip(
         how.halves(d_gate_up),
         activation(how.act).gated_backward(d_product, gate, up),
@@ -177,12 +180,13 @@ def _first(
     """Gradients on gate_up's side: of x, of its weight and its bias."""
     found = {}
     if needs.gate_up:
-        found["gate_up"] = _weight(groups, x[rows.token], d_gate_up, how)
+        found["gate_up"] = _weight(groups, _rows(x, rows, bank), d_gate_up, how)
     if needs.gate_up_bias:
         found["gate_up_bias"] = _bias(bank.gate_up_bias, rows, d_gate_up)
     if needs.x:
         d_rows = groups.matmul(d_gate_up, how.oriented(bank.gate_up).transpose(-2, -1))
-        found["x"] = x.new_zeros(x.shape).index_put_((rows.token,), d_rows, accumulate=True)
+        d_x = x.new_zeros(x.shape)
+        found["x"] = d_x.index_put_((rows.token,), d_rows.to(x.dtype), accumulate=True)
     return found
 
 

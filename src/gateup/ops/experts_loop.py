@@ -20,27 +20,27 @@ from gateup.ops.experts import (
     empty_gradients,
     empty_kept,
     sort_rows,
+    weighted_dtype,
 )
 from gateup.ops.gemm import gemm, wide_dtype
 
 
-def forward(
-    x: Tensor, index: Tensor, weights: Tensor, bank: Bank, how: How, dtype: torch.dtype
-) -> tuple[Tensor, Kept]:
-    """y [T, H] of `dtype` and what is kept. x [T, H]; index, weights [T, k]."""
+def forward(x: Tensor, index: Tensor, weights: Tensor, bank: Bank, how: How) -> tuple[Tensor, Kept]:
+    """y [T, H] in x's dtype and what is kept. x [T, H]; index, weights [T, k]."""
     rows = sort_rows(index, how.mode)
-    kept = empty_kept(x, index.numel(), bank, how)
+    kept, compute = empty_kept(index.numel(), bank, how), bank.down.dtype
     scale = weights.reshape(-1)[rows.place]
     # The eager loop adds in y's dtype; sums over k experts in float32 cost one more [T, H].
-    y = x.new_zeros(x.shape, dtype=dtype if how.mode == "experts" else wide_dtype(dtype))
+    y = x.new_zeros(x.shape, dtype=x.dtype if how.mode == "experts" else wide_dtype(x.dtype))
     for e, span, _ in rows.tiles(len(bank.down), how.tile):
         token = rows.token[span]
-        gate_up = _gate_up(x[token], bank, e, how, kept.gate_up[span] if how.keep >= 1 else None)
-        product = _product(gate_up, how, x.dtype, kept.product[span] if how.keep >= 2 else None)
+        taken = x[token].to(compute)
+        gate_up = _gate_up(taken, bank, e, how, kept.gate_up[span] if how.keep >= 1 else None)
+        product = _product(gate_up, how, compute, kept.product[span] if how.keep >= 2 else None)
         del gate_up
         out = _down(product, bank, e, how, kept.out[span] if how.keep >= 3 else None)
         y.index_add_(0, token, (out * scale[span, None]).to(y.dtype))
-    return y.to(dtype), kept
+    return y.to(x.dtype), kept
 
 
 def _buffer(like: Tensor, width: int, how: How, kept: Tensor | None) -> Tensor:
@@ -104,20 +104,21 @@ def backward(
     d_x = x.new_zeros(x.shape if needs.x else (0,), dtype=wide_dtype(x.dtype))
     if how.mode == "experts":
         d_x = d_x.to(x.dtype)
-    sums = _Sums(grads, how)
+    sums, weighted = _Sums(grads, how), weighted_dtype(bank, weights, how)
     # Autograd runs transformers' loop from its last expert to its first.
     for e, span, tiles in rows.tiles(len(bank.down), how.tile, backwards=how.mode == "experts"):
         token, factor = rows.token[span], scale[span, None]
-        tile, taken = _Tile(x[token], bank, e, how, needs), grad[token]
+        tile = _Tile(x[token].to(bank.down.dtype), bank, e, how, needs)
+        taken = grad[token].to(weighted)
         tile.recompute(kept, span)
         if needs.weights:
-            wide = taken.to(torch.promote_types(taken.dtype, factor.dtype))
-            d_scale = (wide * tile.out(kept, span)).sum(-1)
+            d_scale = (taken * tile.out(kept, span)).sum(-1)
             grads.weights.view(-1)[rows.place[span]] = d_scale.to(weights.dtype)
-        d_out = (taken * factor).to(x.dtype)
-        d_gate_up = tile.differentiate(d_out) if needs.pre else None
-        sums.add(e, tiles, (tile.x, d_gate_up), (tile.product, d_out))
-        if needs.x and d_gate_up is not None:
+        exact = taken * factor
+        d_out = exact.to(bank.down.dtype)
+        d_gate_up, exact_pre = tile.differentiate(d_out) if needs.pre else (None, None)
+        sums.add(e, tiles, (tile.x, d_gate_up, exact_pre), (tile.product, d_out, exact))
+        if d_gate_up is not None and needs.x:
             d_rows = _buffer(tile.x, x.shape[1], how, None)
             gemm(d_gate_up, how.oriented(bank.gate_up[e]).t(), d_rows)
             d_x.index_add_(0, token, d_rows.to(d_x.dtype))
@@ -156,13 +157,17 @@ class _Tile:
             return kept.out[span]
         return _down(self.product, self.bank, self.e, self.how, None)
 
-    def differentiate(self, d_out: Tensor) -> Tensor:
-        """d_out [n, H] -> gradient of gate_up [n, 2I], in x's dtype."""
+    def differentiate(self, d_out: Tensor) -> tuple[Tensor, Tensor]:
+        """d_out [n, H] -> gradient of gate_up [n, 2I], both in the bank's dtype; and the same
+        before it was rounded, where a bias sums it in float32."""
         how = self.how
         gate, up = how.halves(self.gate_up)
         d_product = _buffer(self.x, gate.shape[1], how, None)
         gemm(d_out, how.oriented(self.bank.down[self.e]).t(), d_product)
-        d_gate_up = self.x.new_empty(self.gate_up.shape)
+        exact = how.wide and self.needs.gate_up_bias
+        d_gate_up = d_product.new_empty(
+            self.gate_up.shape, dtype=d_product.dtype if exact else self.x.dtype
+        )
         d_gate, d_up = how.halves(d_gate_up)
         if how.wide:
             backend = dispatch.choose(how.act, gate, d_gate)
@@ -171,7 +176,7 @@ class _Tile:
             of_gate, of_up = activation(how.act).gated_backward(d_product, gate, up)
             d_gate.copy_(of_gate)
             d_up.copy_(of_up)
-        return d_gate_up
+        return d_gate_up.to(self.x.dtype), d_gate_up
 
 
 class _Sums:
@@ -182,29 +187,30 @@ class _Sums:
         self.partial: tuple[Tensor, ...] | None = None
         self.done = 0
 
-    def add(self, e: int, tiles: int, *pairs: tuple[Tensor, Tensor | None]) -> None:
+    def add(self, e: int, tiles: int, *gemms: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
         """One of the `tiles` tiles of expert e, which come one after another.
 
-        pairs  (inputs, gradient of outputs) of gate_up's GEMM and of down's
+        gemms  of gate_up and of down: inputs, gradient of outputs, and that before rounding
         """
         if tiles > 1 and self.partial is None:
             self.partial = tuple(_float_sum(t) for t in self.targets)
         into = self.partial or tuple(t[e] if t.numel() else t for t in self.targets)
-        for weight, bias, (inputs, d) in zip(into[:2], into[2:], pairs, strict=True):
+        for weight, bias, (inputs, d, exact) in zip(into[:2], into[2:], gemms, strict=True):
             if d is not None and weight.numel():
                 a, b = (d.t(), inputs) if self.how.out_in else (inputs.t(), d)
                 gemm(a, b, weight, accumulate=self.partial is not None)
-            if d is not None and bias.numel():
+            if exact is not None and bias.numel():
+                summed = exact if self.how.wide else exact.to(inputs.dtype)
                 if self.partial is None:
-                    torch.sum(d, 0, out=bias)
+                    bias.copy_(summed.sum(0))
                 else:
-                    bias.add_(d.sum(0, dtype=bias.dtype))
+                    bias.add_(summed.sum(0, dtype=bias.dtype))
         self.done += 1
         if self.done < tiles:
             return
-        for target, summed in zip(self.targets, self.partial or (), strict=False):
+        for target, total in zip(self.targets, self.partial or (), strict=False):
             if target.numel():
-                target[e].copy_(summed)
+                target[e].copy_(total)
         self.partial, self.done = None, 0
 
 

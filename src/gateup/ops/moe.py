@@ -64,17 +64,22 @@ def moe(
              up at once, as transformers' grouped_mm does; "experts": one expert after another in
              x's dtype, as its eager loop does
 
-    With a tile, an expert's rows are computed that many at a time. Saved for backward, per token:
-    x (H), and k·2I with save "gate_up", k·(3I + H) with "all" (k·3I where `weights` need no
-    gradient). Raises UsageError for tensors that do not fit, by name and with their shapes.
+    Under autocast, experts are computed in its dtype, but for "slots", which stays in theirs, as
+    grouped_mm does. With a tile, an expert's rows are computed that many at a time. Saved for
+    backward, per token: x (H), and k·2I with save "gate_up", k·(3I + H) with "all" (k·3I where
+    `weights` need no gradient).
+
+    Raises UsageError for tensors that do not fit, by name and with their shapes.
     """
     width = _check(x, index, weights, experts, act)
     if combine not in get_args(Combine):
         raise UsageError(f"combine is {combine!r}", expected='"slots" or "experts"')
-    dtype, bank = x.dtype, Bank(*experts[:4])
-    if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
-        x, bank = _autocast(x, bank)
-    _agree(x, weights, bank)
+    bank, mode = Bank(*experts[:4]), combine if options.rounding == "hf" else "wide"
+    autocast = torch.is_autocast_enabled(x.device.type)
+    # transformers' grouped_mm is no operation that autocast knows: its weights stay as they are.
+    if autocast and mode != "slots" and x.dtype != torch.float64:
+        bank = _cast(bank, torch.get_autocast_dtype(x.device.type), biases=mode != "wide")
+    _agree(x, weights, bank, autocast)
     differentiated = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weights, *bank)
     )
@@ -83,11 +88,11 @@ def moe(
         act,
         word_of(experts.layout or STACKED),
         # float32 and float64 have nothing wider to go to between the GEMMs.
-        "wide" if options.rounding == "wide" and x.dtype.itemsize < 4 else combine,
+        mode if bank.down.dtype.itemsize < 4 else combine,
         keep if differentiated else 0,
-        options.tile_size(width, x.dtype.itemsize) or 0,
+        options.tile_size(width, bank.down.dtype.itemsize) or 0,
     )
-    y: Tensor = torch.ops.gateup.experts(x, index, weights, *bank, *how, dtype)[0]
+    y: Tensor = torch.ops.gateup.experts(x, index, weights, *bank, *how)[0]
     return y
 
 
@@ -169,23 +174,25 @@ def _named(bank: Bank) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in pairs if tensor is not None]
 
 
-def _agree(x: Tensor, weights: Tensor, bank: Bank) -> None:
+def _agree(x: Tensor, weights: Tensor, bank: Bank, autocast: bool) -> None:
+    """One device; one dtype but under autocast, which leaves x and weights in any."""
     for name, tensor in _named(bank):
-        same(name, tensor, "x", x)
-    if weights.dtype not in (x.dtype, torch.float32) or weights.device != x.device:
+        if not autocast:
+            same(name, tensor, "x", x)
+        elif not name.endswith("bias"):
+            same(name, tensor, "down", bank.down)
+    same_device = weights.device == bank.down.device == x.device
+    if not same_device or not (autocast or weights.dtype in (x.dtype, torch.float32)):
         raise UsageError(
             f"weights are {weights.dtype} on {weights.device}, x is {x.dtype} on {x.device}",
             expected="x's dtype or float32, one device",
         )
 
 
-def _autocast(x: Tensor, bank: Bank) -> tuple[Tensor, Bank]:
-    """x and the experts in autocast's dtype, by casts that autograd sees."""
-    dtype = torch.get_autocast_dtype(x.device.type)
-    gate_up, down, *biases = (None if t is None else t.to(dtype) for t in bank)
-    assert gate_up is not None
-    assert down is not None
-    return x.to(dtype), Bank(gate_up, down, *biases)
+def _cast(bank: Bank, dtype: torch.dtype, *, biases: bool) -> Bank:
+    """By casts that autograd sees. Without `biases` they stay: float32 sums take them as is."""
+    b1, b2 = (t.to(dtype) if biases and t is not None else t for t in bank[2:])
+    return Bank(bank.gate_up.to(dtype), bank.down.to(dtype), b1, b2)
 
 
 # ---- torch custom ops ---------------------------------------------------------------------------
@@ -205,14 +212,13 @@ def _experts(
     mode: str,
     keep: int,
     tile: int,
-    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bank, how = (
         Bank(gate_up, down, gate_up_bias, down_bias),
         How(act, layout, mode, keep, tile),
     )
     kernel = experts_grouped if how.grouped else experts_loop
-    y, kept = kernel.forward(x, index, weights, bank, how, dtype)
+    y, kept = kernel.forward(x, index, weights, bank, how)
     return y, *kept
 
 
@@ -230,13 +236,12 @@ def _(
     mode: str,
     keep: int,
     tile: int,
-    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bank, how = (
         Bank(gate_up, down, gate_up_bias, down_bias),
         How(act, layout, mode, keep, tile),
     )
-    return x.new_empty(x.shape, dtype=dtype), *empty_kept(x, index.numel(), bank, how)
+    return x.new_empty(x.shape), *empty_kept(index.numel(), bank, how)
 
 
 @torch.library.custom_op("gateup::experts_backward", mutates_args=())
@@ -295,7 +300,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-    nothing = (None,) * 13
+    nothing = (None,) * 12
     if grad is None:
         return nothing
     x, index, weights, *rest = ctx.saved_tensors
