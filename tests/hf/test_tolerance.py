@@ -46,14 +46,14 @@ def run(module: nn.Module, experts: bool, seed: int) -> dict[str, Tensor]:
 
     def draw(*shape: int) -> Tensor:
         drawn = torch.randn(shape, generator=generator).bfloat16()
-        return drawn.to(next(module.parameters()).dtype)
+        return drawn.to(next(module.parameters()))
 
     x = draw(TOKENS, WIDTHS["hidden_size"]).requires_grad_()
     grad = draw(TOKENS, WIDTHS["hidden_size"])
     extra: tuple[Tensor, ...] = ()
     if experts:
         index = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(TOKENS)])
-        extra = index, draw(TOKENS, 2).abs().detach().requires_grad_()
+        extra = index.to(x.device), draw(TOKENS, 2).abs().detach().requires_grad_()
     y = module(x, *extra)
     y.backward(grad)
     results = {"y": y.detach(), "x": x.grad}
@@ -67,9 +67,17 @@ def test_any_combination_is_as_good_as_stock(family: str, options: MLPOptions) -
     compare(family, options)
 
 
-def compare(family: str, options: MLPOptions) -> None:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", COMBINATIONS, ids=said)
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_on_cuda(family: str, options: MLPOptions) -> None:
+    compare(family, options, "cuda")
+
+
+def compare(family: str, options: MLPOptions, device: str = "cpu") -> None:
     experts = family in MOE
-    stock = mlp_of(family)
+    stock = mlp_of(family).to(device)
     ours, truth = copy.deepcopy(stock), copy.deepcopy(stock).double()
     if experts:  # torch's grouped_mm has no float64
         truth.config._experts_implementation = "eager"
