@@ -94,11 +94,13 @@ def test_llama4_weighs_its_one_expert_by_a_sigmoid():
     config = transformers.Llama4TextConfig(
         hidden_size=H, num_local_experts=E, num_experts_per_tok=1
     )
+    torch.manual_seed(0)
     router = Llama4Router(config)
     x = torch.randn(T, H, generator=torch.Generator().manual_seed(0))
     scores, logits = router(x)
     found = route(F.linear(x, router.weight), routing_for("llama4_text", config.to_dict()))
-    assert torch.equal(scores.gather(1, found.experts), found.weights)
+    # Of k logits and of all E: torch's vectors end elsewhere, and their last bit may differ.
+    torch.testing.assert_close(scores.gather(1, found.experts), found.weights)
     assert torch.equal(found.experts[:, 0], logits.argmax(-1))
 
 
