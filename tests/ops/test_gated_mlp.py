@@ -17,6 +17,7 @@ from gateup.model.layout import GateUpLayout
 from gateup.ops import reference
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.options import MLPOptions
+from tests.numerics import assert_as_good
 from tests.ops.inputs import NAMES, H, I, gradients, plain, saved_bytes, tensors
 
 SAVES = ("all", "gate_up", "input")
@@ -339,3 +340,26 @@ def test_unknown_activation():
     x, weights, _ = tensors(0, torch.float32)
     with pytest.raises(UsageError, match="activation 'swiglu' is not known"):
         gated_mlp(x, weights, act="swiglu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_cuda(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    def on(function, device, double=False):
+        def run(seed):
+            x, weights, dy = tensors(seed, dtype, (2, 60, H))
+            inputs = [t.double() if double else t for t in (x, *weights, dy)]
+            x, *weights, dy = (t.to(device) for t in inputs)
+            return {n: t.cpu() for n, t in gradients(function, x, weights, dy).items()}
+
+        return run
+
+    stock = on(lambda x, *w: plain(x, *w), "cuda")
+    exact = on(lambda x, *w: plain(x, *w), "cpu", double=True)
+    for options in options_of(tile=(None, 50)):
+        ours = on(lambda x, *w, o=options: gated_mlp(x, Weights(*w), options=o), "cuda")
+        assert_as_good(ours, stock, exact)
+    assert_bits(on(lambda x, *w: gated_mlp(x, Weights(*w)), "cuda")(0).values(), stock(0).values())
