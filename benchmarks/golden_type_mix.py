@@ -8,9 +8,10 @@ so that models of any size cost no disk; llama_model_quantize then runs with dry
 type, and its log is read. Of gateup only names and shapes are used, none of its type rules. Small
 random models are also quantised for real, and the types read back from the files written.
 
-Output: {"build", "rows": [...], "models": {name: {"config", "kinds", "files": {type: [row of
-each kind]}}}, "written": [...]}. A row lists the types of one kind of tensor in layer order,
-run-length coded: "q6_k*2 q4_k q6_k".
+Output: {"build", "rows": [...], "models": {name: {"kinds", "files": {type: [row of each kind]},
+"imatrix": [types that need one]}}, "written": [...]}; models that are no presets carry their
+"config". A row lists the types of one kind of tensor in layer order, run-length coded:
+"q6_k*2 q4_k q6_k".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import re
 import struct
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -31,10 +32,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from gateup.model import presets
 from gateup.model.families import GGUFTensor, build_spec, family_of, gguf_tensors
+from gateup.model.presets import PRESETS
 from gateup.model.spec import ModelSpec, MoESpec
-
-FACTS = Path(__file__).parent.parent / "tests" / "facts" / "models.json"
 
 # llama.cpp's own numbers (llama.h, enum llama_ftype).
 FTYPES = {
@@ -46,7 +47,7 @@ FTYPES = {
     "MXFP4_MOE": 38,
 }  # fmt: skip
 
-# Models beside those of FACTS: families, layer counts and widths that other rules look at.
+# Beside the presets: layer counts and widths that particular rules look at.
 _LLAMA = {
     "architecture": "LlamaForCausalLM",
     "hidden_size": 256,
@@ -64,45 +65,15 @@ EXTRA: dict[str, dict[str, Any]] = {
     "odd row, no block fits": {**_LLAMA, "hidden_size": 200, "intermediate_size": 424},
     "tied, H a multiple of 32 only": {**_LLAMA, "hidden_size": 288, "tie_word_embeddings": True},
     "seven layers": {**_LLAMA, "num_hidden_layers": 7},
-    "SmolLM3-3B": {
-        "architecture": "SmolLM3ForCausalLM", "hidden_size": 2048, "intermediate_size": 11008,
-        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "vocab_size": 128256, "tie_word_embeddings": True,
-    },
-    "OLMo-2-7B": {
-        "architecture": "Olmo2ForCausalLM", "hidden_size": 4096, "intermediate_size": 11008,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-        "vocab_size": 100352, "tie_word_embeddings": False,
-    },
-    "Granite-3-8B": {
-        "architecture": "GraniteForCausalLM", "hidden_size": 4096, "intermediate_size": 12800,
-        "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 49155, "tie_word_embeddings": True, "logits_scaling": 16.0,
-        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078,
-    },
-    "Qwen2.5-72B": {
-        "architecture": "Qwen2ForCausalLM", "hidden_size": 8192, "intermediate_size": 29568,
-        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "vocab_size": 152064, "tie_word_embeddings": False,
-    },
-    "DeepSeek-V2-Lite": {
-        "architecture": "DeepseekV2ForCausalLM", "hidden_size": 2048, "intermediate_size": 10944,
-        "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "n_routed_experts": 64, "n_shared_experts": 2,
-        "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": 512,
-        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "vocab_size": 102400, "tie_word_embeddings": False,
-    },
-    "OLMoE-1B-7B": {
-        "architecture": "OlmoeForCausalLM", "hidden_size": 2048, "intermediate_size": 1024,
-        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
-        "num_experts": 64, "num_experts_per_tok": 8, "vocab_size": 50304,
-        "tie_word_embeddings": False,
-    },
-    "Phi-4-mini": {
-        "architecture": "Phi3ForCausalLM", "hidden_size": 3072, "intermediate_size": 8192,
-        "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8,
-        "vocab_size": 200064, "tie_word_embeddings": True,
+    "DeciLM with blocks left out": {
+        **_LLAMA, "architecture": "DeciLMForCausalLM", "num_hidden_layers": 24, "head_dim": 64,
+        "block_configs": [
+            {
+                "attention": {"no_op": i % 7 == 3, "n_heads_in_group": 2},
+                "ffn": {"no_op": i % 5 == 4, "ffn_mult": 2.0 if i % 2 else 4.0},
+            }
+            for i in range(24)
+        ],
     },
 }  # fmt: skip
 
@@ -116,22 +87,17 @@ WRITTEN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 U32, F32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 
 
-def configs() -> dict[str, dict[str, Any]]:
-    """Model name -> config.json-like dict."""
-    out: dict[str, dict[str, Any]] = {}
-    for fact in json.loads(FACTS.read_text()):
-        keep = ("fused", "note", "mlp_bias", "config_source", "published_source", "per_layer")
-        config = {
-            k: v
-            for k, v in fact.items()
-            if v is not None and k not in (*keep, "model") and not k.startswith("total_")
-            and not k.startswith("published")
-        }  # fmt: skip
-        out[fact["model"].split(" (")[0]] = config
-    out.update(EXTRA)
-    for config in out.values():
-        config["architectures"] = [config.pop("architecture")]
-        config.setdefault("rms_norm_eps", 1e-6)
+def specs() -> dict[str, tuple[ModelSpec, dict[str, Any] | None]]:
+    """Name -> spec, and the config where the name is not a preset's."""
+    out: dict[str, tuple[ModelSpec, dict[str, Any] | None]] = {}
+    for name in PRESETS:
+        spec = presets.spec(name)
+        if family_of(spec).gguf_arch is not None:
+            out[name] = spec, None
+    for name, values in EXTRA.items():
+        config = {k: v for k, v in values.items() if k != "architecture"}
+        config["architectures"] = [values["architecture"]]
+        out[name] = build_spec(config, where=name, name=name), config
     return out
 
 
@@ -164,7 +130,7 @@ def metadata(spec: ModelSpec) -> dict[str, Any]:
         widths.append(mlp.intermediate_size if mlp else 0)
     first = next(a for a in attn if a)
     keys: dict[str, Any] = {
-        "context_length": 4096,
+        "context_length": 131072,
         "embedding_length": spec.hidden_size,
         "block_count": spec.num_layers,
         "feed_forward_length": widths[0] if len(set(widths)) == 1 else widths,
@@ -179,8 +145,8 @@ def metadata(spec: ModelSpec) -> dict[str, Any]:
         "vocab_size": spec.vocab_size,
     }
     window = next((a.window for a in attn if a and a.window), None)
-    if window:
-        keys["attention.sliding_window"] = window
+    if window or spec.family == "gpt_oss":  # openai-moe will not load without the key
+        keys["attention.sliding_window"] = window or 128
     if first.mla:
         keys["attention.kv_lora_rank"] = first.mla.kv_lora_rank
         keys["attention.key_length"] = first.mla.kv_lora_rank + first.mla.qk_rope_head_dim
@@ -193,7 +159,7 @@ def metadata(spec: ModelSpec) -> dict[str, Any]:
     keys.update(_moe_keys(spec))
     arch = family_of(spec).gguf_arch
     assert arch is not None
-    out: dict[str, Any] = {"general.architecture": arch}
+    out: dict[str, Any] = {"general.architecture": arch, "tokenizer.ggml.model": "none"}
     out.update({f"{arch}.{k}": v for k, v in keys.items()})
     return out
 
@@ -204,17 +170,18 @@ def _moe_keys(spec: ModelSpec) -> dict[str, Any]:
         return {}
     moe = moes[0]
     dense = next(i for i, x in enumerate(spec.layers) if isinstance(x.mlp, MoESpec))
+    shared = moe.shared.intermediate_size if moe.shared else 0
     keys = {
         "expert_count": moe.num_experts,
         "expert_used_count": moe.top_k,
         "expert_feed_forward_length": moe.expert.intermediate_size,
-        "expert_shared_count": 1 if moe.shared else 0,
+        "expert_shared_count": shared // moe.expert.intermediate_size,
         "leading_dense_block_count": dense,
         "expert_weights_scale": 1.0,
         "interleave_moe_layer_step": 1,
     }
-    if moe.shared:
-        keys["expert_shared_feed_forward_length"] = moe.shared.intermediate_size
+    if shared:
+        keys["expert_shared_feed_forward_length"] = shared
     return keys
 
 
@@ -226,7 +193,7 @@ def is_matrix(t: GGUFTensor) -> bool:
         axes > 1
         and name.endswith(".weight")
         and not name.endswith("_norm.weight")
-        and "ffn_gate_inp" not in name
+        and not any(k in name for k in ("ffn_gate_inp", "position_embd", "token_types"))
     )
 
 
@@ -296,7 +263,7 @@ _GGUF_TYPES = {
 }  # fmt: skip
 
 
-def read_back(path: Path, names: Mapping[str, Any]) -> tuple[dict[str, str], int]:
+def read_back(path: Path, names: Sequence[str]) -> tuple[dict[str, str], int]:
     """(type of every tensor, bytes of the data section) of a GGUF, straight from its bytes."""
     raw = path.read_bytes()
     types, end = {}, 0
@@ -337,27 +304,28 @@ def main() -> None:
     written = []
     with tempfile.TemporaryDirectory() as tmp:
         source, target = Path(tmp, "in.gguf"), Path(tmp, "out.gguf")
-        for name, config in configs().items():
+        for name, (spec, config) in specs().items():
             if args.only and args.only not in name:
                 continue
-            spec = build_spec(config, where=name, name=name)
-            if family_of(spec).gguf_arch is None:
-                continue
             write_gguf(source, spec)
-            files, kinds = {}, []
+            files, kinds, imatrix = {}, [], []
             for label, number in FTYPES.items():
                 rows = rows_of(spec, quantize(source, target, number, dry_run=True))
                 kinds = list(rows)
+                if "will require an imatrix" in "".join(_LOG):
+                    imatrix.append(label.lower())
                 files[label.lower()] = [index.setdefault(r, len(index)) for r in rows.values()]
-            models[name] = {"config": config, "kinds": kinds, "files": files}
+            models[name] = {"kinds": kinds, "files": files, "imatrix": imatrix}
+            if config:
+                models[name]["config"] = config
             print(name, len(kinds), "kinds", file=sys.stderr)
         for name, config, labels in WRITTEN:
-            config = {**config, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-6}
+            config = {**config, "architectures": ["LlamaForCausalLM"]}
             spec = build_spec(config, where=name, name=name)
             write_gguf(source, spec, fill=True)
             for label in labels:
-                planned = quantize(source, target, FTYPES[label], dry_run=False)
-                types, size = read_back(target, planned)
+                quantize(source, target, FTYPES[label], dry_run=False)
+                types, size = read_back(target, [t.name for t in gguf_tensors(spec)])
                 written.append(
                     {
                         "name": name,
@@ -371,7 +339,7 @@ def main() -> None:
     build = f"llama.cpp in llama-cpp-python {llama_cpp.__version__}"
     golden = {"build": build, "rows": list(index), "models": models, "written": written}
     text = json.dumps(golden, separators=(",", ":"))
-    args.out.write_text(re.sub(r'(\},)("[^"]+":\{"config")', r"\1\n\2", text) + "\n")
+    args.out.write_text(re.sub(r'("[^"]+":\{"kinds")', r"\n\1", text) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,17 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def converted() -> dict[str, dict[str, Any]]:
+    """Small models of every family as llama.cpp's converter writes them, by name.
+
+    Each has "config", "metadata" and "tensors" (ggml dimensions); benchmarks/golden_gguf.py made
+    them.
+    """
+    models: dict[str, dict[str, Any]] = json.loads((FACTS / "gguf.json").read_text())["models"]
+    return models
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The real SmolLM2-135M-Instruct Q4_1 file that the demo package carries."""
     # Found, not imported: the package's own code needs another one that is not installed.

@@ -1,7 +1,7 @@
-"""The command line: thin verbs over `gateup.account`. Nothing heavy is imported before it is used.
+"""The command line: thin verbs over `account` and `checks`, imported when they are used.
 
-Exit codes: 0 fine; 1 the answer is "no" (it does not fit the device that was named); 2 bad usage
-or unreadable input.
+Exit codes: 0 fine; 1 the answer is "no" (it does not fit the device that was named, the check
+found errors); 2 bad usage or unreadable input.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _reported() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except GateupError as error:
-        print(f"gateup: {error}", file=sys.stderr)
+        from gateup.account.report.units import printable
+
+        print(f"gateup: {printable(str(error))}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
     except BrokenPipeError:
         # The reader (head, less) left. Python would complain again when it closes stdout.
@@ -213,6 +215,84 @@ def show(
             from gateup.account.report.tables import make_console
 
             render_shown(shown, make_console(), every_tensor=tensors)
+
+
+@app.command()
+def check(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for plan.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="An adapter's folder to check against MODEL.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="An adapter folder's base, or a model to compare with."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder of the tokenizer's files.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", help="Tensor-parallel ranks to serve on.")
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option("--quant", help="Format to convert to (q4_k_m, awq:128, fp8:128).")
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option("--trainer", help="A trainer's YAML or JSON, or trainer_state.json."),
+    ] = None,
+    generation: Annotated[
+        str | None, typer.Option("--generation", help="A generation_config.json.")
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", hidden=True)] = False,
+    list_rules: Annotated[bool, typer.Option("--list", help="Print all rules.")] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="RULE", help="Teach one rule.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What is wrong with a model, its adapter or its settings, why, and what to do about it."""
+    with _reported():
+        if list_rules or explain is not None:
+            _print_rules(model, explain, as_json)
+            return
+        if model is None:
+            raise UsageError("no MODEL was given", expected="gateup check MODEL, or --list")
+        from gateup.checks.runner import check as run
+
+        report = run(
+            model,
+            adapter=adapter,
+            base=base,
+            tokenizer=tokenizer,
+            tp=tp,
+            quant=quant,
+            trainer=trainer,
+            generation=generation,
+            deep=deep,
+        )
+        if as_json:
+            _print_json(report.to_dict())
+        else:
+            report.print()
+        if report.exit_code:
+            raise typer.Exit(report.exit_code)
+
+
+def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
+    """All rules in a list, or one in full. UsageError where a model is named beside."""
+    if model is not None:
+        raise UsageError("--list and --explain are about the rules, not about a model")
+    from gateup.account.report.tables import make_console
+    from gateup.checks.report import render_list, render_rule, rules_to_json
+    from gateup.checks.runner import RULES, find_rule
+
+    rules = RULES if one is None else (find_rule(one),)
+    if as_json:
+        _print_json(rules_to_json(rules))
+    elif one is None:
+        render_list(rules, make_console())
+    else:
+        render_rule(rules[0], make_console())
 
 
 def main() -> None:

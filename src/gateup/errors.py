@@ -57,5 +57,30 @@ class HeaderError(InputError):
     """A safetensors or GGUF header that is truncated, corrupt or inconsistent with its file."""
 
 
+class TruncatedError(HeaderError):
+    """A file that ends before its tensors do.
+
+    Of one file: `tensors` it describes, names of the `cut` ones in the order of their data, bytes
+    that are there (`have`) and that offset + size of the last tensor asks for (`need`).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        remedy: str | None = None,
+        have: int,
+        need: int,
+        tensors: int,
+        cut: tuple[str, ...],
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.have = have
+        self.need = need
+        self.tensors = tensors
+        self.cut = cut
+
+
 class UnknownArchitectureError(InputError):
     """An architecture gateup has no description of. Nothing is guessed."""

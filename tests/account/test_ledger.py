@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,12 @@ from gateup.account.ledger import (
     make_ledger,
     tied_head,
 )
+from gateup.files.checkpoint import open_model
 from gateup.model.families import build_spec
+from gateup.model.presets import PRESETS
+from gateup.model.presets import spec as preset_spec
 from gateup.model.quant.formats import StoredTensor, stored_as
+from gateup.model.quant.mix import stored
 from gateup.model.spec import ModelSpec
 
 FIELDS = ("params", "active_params", "nbytes", "active_nbytes", "flops")
@@ -341,8 +346,8 @@ def test_several_stored_tensors_per_row_and_unknown_types() -> None:
 
 def test_a_missing_tensor_shows_as_a_sum_of_what_is_stored() -> None:
     spec = llama()
-    stored = [t for t in stored_as(spec.rows, "bf16") if "layers.1.mlp.up_proj" not in t.name]
-    figures = make_ledger(spec, stored, "partial").figures()
+    partial = [t for t in stored_as(spec.rows, "bf16") if "layers.1.mlp.up_proj" not in t.name]
+    figures = make_ledger(spec, partial, "partial").figures()
     assert figures["params.mlp"].formula == "sum of the stored tensors"
     assert figures["params.mlp"].value == 8 * 64 * 160
     assert "layers.0,2.params.mlp_share" in figures
@@ -353,6 +358,38 @@ def test_one_module_is_weight_and_bias() -> None:
     modules = ledger(llama(mlp_bias=True)).by_module()
     assert modules["gate_proj"].params == 3 * (160 * 64 + 160)
     assert "gate_proj.bias" not in modules
+
+
+def test_a_real_file(smollm2_gguf: Path) -> None:
+    """SmolLM2's Q4_1 file: 272 tensors, 134,515,008 parameters, tied head."""
+    checkpoint = open_model(smollm2_gguf)
+    assert checkpoint.stored is not None
+    book = make_ledger(checkpoint.spec, checkpoint.stored, checkpoint.label)
+    assert book.total.params == 134_515_008
+    assert len(book.rows) == 272 + 1
+    assert book.total.nbytes < smollm2_gguf.stat().st_size == 98_362_432
+    for key, figure in book.figures().items():
+        check_figure(key, figure)
+
+
+def test_a_type_mix(known_models: dict[str, dict[str, Any]]) -> None:
+    """Q4_K_M of Llama-3-8B is 4,912,898,048 bytes, 30.6% of fp16's."""
+    spec = known(known_models, "meta-llama/Llama-3.1-8B")
+    book = make_ledger(spec, stored(spec, "q4_k_m"), "q4_k_m")
+    assert book.by_type()["q6_k"].nbytes
+    assert book.total.nbytes - book.by_part()["other"].nbytes == 4_912_898_048
+    assert round(100 * 4_912_898_048 / (2 * spec.params), 1) == 30.6
+    assert book.total.flops == ledger(spec).total.flops
+    for key, figure in book.figures().items():
+        check_figure(key, figure)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_known_model_in_letters_and_numbers(name: str) -> None:
+    spec = preset_spec(name)
+    for key, figure in ledger(spec).figures().items():
+        check_figure(key, figure)
+        assert figure.formula != "sum of the stored tensors", key
 
 
 @pytest.mark.parametrize(

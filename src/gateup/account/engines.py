@@ -7,10 +7,13 @@ as `key=value` after the YAML file, or as lines of the YAML file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+from gateup.account.figure import Figure
+from gateup.account.workload import Workload
 from gateup.errors import UsageError
+from gateup.model.spec import AttentionSpec, LayerSpec, ModelSpec, MoESpec
 
 # What llama.cpp's --cache-type-k/-v and vLLM's --kv-cache-dtype accept, by our format names.
 KV_TYPES: Mapping[str, Mapping[str, str]] = {
@@ -163,3 +166,125 @@ def quantize_command(file_type: str) -> str:
     """The llama.cpp command that makes a GGUF of `file_type` from a bf16 one."""
     name = file_type.upper()
     return f"llama-quantize MODEL-BF16.gguf MODEL-{name}.gguf {name}"
+
+
+# ---- llama.cpp's compute buffer --------------------------------------------------------------
+
+BUFFER_BUILD = "llama.cpp in llama-cpp-python 0.3.36, CPU backend"
+
+# The largest errors of the estimate on the measured grid (tests/facts/compute_buffer.json: 17
+# models, n_ubatch 64 to 2048, n_ctx 512 to 131072, flash attention on and off), as fractions.
+BUFFER_ERROR = (-0.19, 0.18)
+
+# llama.cpp rounds the cells of a KV cache up to this.
+_CELLS = 256
+
+
+class Phase(NamedTuple):
+    """One moment of the graph: bytes per token of the physical batch, and how they come about."""
+
+    name: str
+    per_token: int
+    formula: str
+    numbers: str
+
+
+def _pad(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _visible(window: int | None, workload: Workload) -> int:
+    """KV cells that attention works on: the context, or the window and the batch that enters."""
+    cells = _pad(workload.ctx, _CELLS)
+    return cells if window is None else min(cells, _pad(window + workload.ubatch, _CELLS))
+
+
+def _mask(spec: ModelSpec, workload: Workload) -> int:
+    """Bytes of the attention masks per token: one per kind of cache, f16 with flash, else f32."""
+    windows = {x.attention.window for x in spec.layers if x.attention}
+    return (2 if workload.flash else 4) * sum(_visible(w, workload) for w in windows)
+
+
+def _mlp_phases(layer: LayerSpec, hidden: int, mask: int) -> Iterator[Phase]:
+    """gate, up and product of the width in use, and the residual stream around them."""
+    tail = f" + 16·{hidden} + {mask}"
+    if isinstance(layer.mlp, MoESpec):
+        k, width = layer.mlp.top_k, layer.mlp.expert.intermediate_size
+        base = 16 * hidden + mask
+        yield Phase("mlp", 12 * k * width + base, "12·k·I + 16·H + mask", f"12·{k}·{width}" + tail)
+        yield Phase(
+            "mlp",
+            8 * k * (hidden + width) + mask,
+            "8·k·(H + I) + mask",
+            f"8·{k}·({hidden} + {width}) + {mask}",
+        )
+        dense = layer.mlp.shared.intermediate_size if layer.mlp.shared else 0
+    else:
+        dense = layer.mlp.intermediate_size if layer.mlp else 0
+    if dense:
+        size = 12 * dense + 16 * hidden + mask
+        yield Phase("mlp", size, "12·I + 16·H + mask", f"12·{dense}" + tail)
+
+
+def _attention_phase(attn: AttentionSpec, hidden: int, mask: int, workload: Workload) -> Phase:
+    """q, k, v twice (before and after RoPE) and, without flash attention, the f32 scores."""
+    q, kv = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
+    if attn.mla:  # the latent is the one K head, and q is absorbed to its width
+        kv = attn.mla.kv_lora_rank + attn.mla.qk_rope_head_dim
+        q = attn.num_heads * kv
+    size = 12 * hidden + 8 * q + 8 * kv + mask
+    formula, numbers = "12·H + 8·q + 8·kv + mask", f"12·{hidden} + 8·{q} + 8·{kv} + {mask}"
+    if not workload.flash:
+        cells = _visible(attn.window, workload)
+        size += 4 * attn.num_heads * cells
+        formula += " + 4·n_heads·n_kv"
+        numbers += f" + 4·{attn.num_heads}·{cells}"
+    return Phase("attention", size, formula, numbers)
+
+
+def compute_buffer_phases(spec: ModelSpec, workload: Workload) -> dict[str, Phase]:
+    """The largest "mlp", "attention" and "logits" moment of the graph, in bytes per token.
+
+    The buffer is allocated once for the largest and shared by the others. n_kv is per sequence:
+    parallel sequences keep caches of their own (measured: the same size for 1 and 4).
+    """
+    hidden, mask = spec.hidden_size, _mask(spec, workload)
+    windowed = any(x.attention and x.attention.window for x in spec.layers)
+    # With two kinds of cache the f16 copy of a mask lives beside its f32 input.
+    attention_mask = 2 * mask if windowed and workload.flash else mask
+    phases: list[Phase] = []
+    for layer in _distinct(spec):
+        phases.extend(_mlp_phases(layer, hidden, mask))
+        if layer.attention:
+            phases.append(_attention_phase(layer.attention, hidden, attention_mask, workload))
+    logits = 4 * spec.vocab_size + 8 * hidden
+    phases.append(Phase("logits", logits, "4·V + 8·H", f"4·{spec.vocab_size} + 8·{hidden}"))
+    out: dict[str, Phase] = {}
+    for phase in phases:
+        if phase.name not in out or phase.per_token > out[phase.name].per_token:
+            out[phase.name] = phase
+    return out
+
+
+def _distinct(spec: ModelSpec) -> list[LayerSpec]:
+    """One layer of each kind."""
+    return list({(x.attention, x.mlp): x for x in spec.layers}.values())
+
+
+def llamacpp_compute_buffer(spec: ModelSpec, workload: Workload) -> Figure:
+    """Bytes of llama.cpp's compute buffer: n_ubatch tokens at the largest moment of the graph.
+
+    An estimate of the named build: its allocator leaves holes that no short formula follows, and
+    other builds order the graph otherwise. Uses ctx, batch, ubatch and flash of `workload`.
+    """
+    tokens = min(workload.ubatch, _pad(workload.ctx, _CELLS) * workload.batch)
+    largest = max(compute_buffer_phases(spec, workload).values(), key=lambda p: p.per_token)
+    low, high = BUFFER_ERROR
+    return Figure(
+        tokens * largest.per_token,
+        "bytes",
+        "estimate",
+        f"n_ubatch·({largest.formula})",
+        f"{tokens}·({largest.numbers})",
+        f"{BUFFER_BUILD}; error {low:+.0%} to {high:+.0%} on the 680 settings measured",
+    )

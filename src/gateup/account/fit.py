@@ -97,9 +97,16 @@ def max_context(scenario: Scenario, capacity: int) -> tuple[int, tuple[str, ...]
     if peak(1) > capacity:
         return 0, ("not even one token of context fits",)
     limit = scenario.spec.max_position_embeddings
-    top = limit or CONTEXT_LIMIT
-    if peak(top) <= capacity:
-        if limit is None:
-            return top, (f"memory holds {top:,} tokens and more; the config states no limit",)
-        return top, (f"the context is limited by max_position_embeddings {limit:,}, not memory",)
-    return nearest(peak, capacity, 1, top), ()
+    top = max(limit or CONTEXT_LIMIT, scenario.workload.ctx)
+    held = top if peak(top) <= capacity else nearest(peak, capacity, 1, top)
+    if limit is None:
+        more = (f"memory holds {held:,} tokens and more; the config states no limit",)
+        return held, more if held == top else ()
+    if held < limit:
+        return held, ()
+    if held == limit:
+        return limit, (f"max_position_embeddings {limit:,} limits the context, not memory",)
+    word = "at least " if held == top else ""
+    return limit, (
+        f"max_position_embeddings {limit:,} limits the context; memory holds {word}{held:,} tokens",
+    )

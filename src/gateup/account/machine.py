@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from gateup.account.figure import Figure
-from gateup.account.machine_data import CARDS, UNIFIED
+from gateup.account.machine_data import CARDS, UNIFIED, looked_up
 from gateup.errors import UsageError
 
 GIB = 1 << 30
@@ -93,12 +93,21 @@ def _gpus() -> dict[str, Device]:
         flops = {k: t * 1e12 for k, t in c.tflops.items()}
         kind: Kind = "unified" if c.unified else "gpu"
         table[c.key] = Device(
-            c.name, c.gib * GIB, c.gbps * 1e9, MappingProxyType(flops), kind=kind, source=c.source
+            c.name,
+            c.gib * GIB,
+            c.gbps * 1e9,
+            MappingProxyType(flops),
+            kind=kind,
+            source=f"{c.source}; looked up at {looked_up(c.key)}",
         )
     for u in UNIFIED:
         for gib in u.gib:
             table[f"{u.key}-{gib}gb"] = Device(
-                f"{u.name} {gib} GB", gib * GIB, u.gbps * 1e9, kind="unified", source=u.source
+                f"{u.name} {gib} GB",
+                gib * GIB,
+                u.gbps * 1e9,
+                kind="unified",
+                source=f"{u.source}; looked up at {looked_up(u.key)}",
             )
     return table
 
@@ -144,7 +153,7 @@ def parse_device(text: str) -> Device:
     if rest == "this":
         here = probe().device
         return here if count == 1 else replace(here, count=count)
-    device = _sized(text, rest) or _named(rest)
+    device = _named(rest) or _sized(text, rest)
     if device is None:
         raise _unknown(text, rest)
     return replace(device, count=count)

@@ -3,7 +3,8 @@
 Peaks are without structured sparsity. GeForce cards run 16-bit products with 32-bit accumulation
 at half the rate of 16-bit accumulation: bf16 (always the former) and f16 (up to the latter) differ.
 Where only the vendor's CUDA cores and boost clock were published, f32 is 2·cores·clock and the
-others follow the architecture paper's fixed ratios (1 : 2 : 4 : 8).
+others follow the architecture paper's fixed ratios (1 : 2 : 4 : 8). LOOKED_UP says
+where each card's figures were checked.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ class Card(NamedTuple):
 
 
 class Unified(NamedTuple):
-    """An Apple chip; memory sizes it is sold with at that bandwidth. Apple gives no GEMM peak."""
+    """An Apple chip; memory sizes it is sold with at that bandwidth. Apple gives no GEMM peak.
+
+    Apple rounds bandwidths down (200 for 204.8 GB/s), which would make a bound too low: these are
+    bus width × transfer rate (LPDDR4X-4266, LPDDR5-6400, -7500 and -8533).
+    """
 
     key: str
     name: str
     gbps: float
     gib: tuple[int, ...]
-    source: str = "Apple technical specifications"
+    source: str = "Apple technical specifications, unrounded"
 
 
 def _geforce(
@@ -63,12 +68,44 @@ def _datacenter(
     source: str,
     *aliases: str,
 ) -> Card:
-    """half: bf16 and f16; eight: (fp8, int8)."""
-    peaks = {"f32": f32, "bf16": half, "f16": half}
+    """half: bf16 and f16; eight: (fp8, int8). Volta and Turing multiply bf16 in f32 only."""
+    old = key.startswith(("v100", "t4"))
+    peaks = {"f32": f32, "bf16": f32 if old else half, "f16": half}
     for dtype, peak in zip(("f8_e4m3", "i8"), eight, strict=True):
         if peak is not None:
             peaks[dtype] = peak
     return Card(key, name, gib, gbps, peaks, source, aliases)
+
+
+# Where the figures of a card (by the start of its key) were checked: public copies of the vendors'
+# sheets and databases that quote them.
+LOOKED_UP: Mapping[str, str] = {
+    "rtx30": "tomshardware.com, cpu-gpu.alldbin.com, hardware.ts of huggingface.js",
+    "rtx40": "fpsbench.com, cpu-gpu.alldbin.com, hardware.ts of huggingface.js",
+    "rtx50": "tweaktown.com (launch table), cputronic.com (RTX 5060 Ti)",
+    "rtxa6000": "huggingface.co/datasets/ohdoking/gpu_spec",
+    "rtx6000ada": "huggingface.co/datasets/ohdoking/gpu_spec",
+    "v100": "huggingface.co/RajBhope/gpu-runtime-predictor",
+    "t4": "huggingface.co/RajBhope/gpu-runtime-predictor",
+    "a10": "sysrqmts.com, hardware.ts of huggingface.js",
+    "a40": "ecer.com",
+    "a100": "sysrqmts.com; the 80 GB models' bandwidth in several public tables",
+    "l4": "hmc-tech.com, hardware.ts of huggingface.js",
+    "l40s": "mullet.se, hmc-tech.com",
+    "h100": "glennklockwood.com, hmc-tech.com",
+    "h200": "glennklockwood.com, itkb.uw.cz",
+    "b200": "glennklockwood.com, docs.vultr.com",
+    "mi2": "zexron.com, hardware.ts of huggingface.js",
+    "mi300x": "docs.vultr.com, jaredwatkins.com",
+    "jetson-agx": "public copies of data sheet DS-10662",
+    "jetson-orin-nano": "brojogopalsapui.com",
+    "m": "goodnewsapodcast.com (M2 to M4), llmcheck.net (M1 to M4)",
+}
+
+
+def looked_up(key: str) -> str:
+    """Where the card's figures were checked. A card that was not is a ValueError."""
+    return LOOKED_UP[max((k for k in LOOKED_UP if key.startswith(k)), key=len)]
 
 
 CARDS: tuple[Card, ...] = (
@@ -174,7 +211,8 @@ CARDS: tuple[Card, ...] = (
     ),
     Card(
         "jetson-orin-nano-8gb", "Jetson Orin Nano 8 GB (Super)", 8, 102, {},
-        "NVIDIA Jetson Orin Nano Super data sheet", ("jetson-orin-nano", "orinnano"), True,
+        "NVIDIA Jetson Orin Nano Super data sheet",
+        ("jetson-orin-nano", "orinnano"), True,
     ),
 )  # fmt: skip
 
@@ -182,18 +220,18 @@ CARDS: tuple[Card, ...] = (
 # sold with both are listed under the lower one.
 UNIFIED: tuple[Unified, ...] = (
     Unified("m1", "M1", 68.25, (8, 16)),
-    Unified("m1-pro", "M1 Pro", 200, (16, 32)),
-    Unified("m1-max", "M1 Max", 400, (32, 64)),
-    Unified("m1-ultra", "M1 Ultra", 800, (64, 128)),
-    Unified("m2", "M2", 100, (8, 16, 24)),
-    Unified("m2-pro", "M2 Pro", 200, (16, 32)),
-    Unified("m2-max", "M2 Max", 400, (32, 64, 96)),
-    Unified("m2-ultra", "M2 Ultra", 800, (64, 128, 192)),
-    Unified("m3", "M3", 100, (8, 16, 24)),
-    Unified("m3-pro", "M3 Pro", 150, (18, 36)),
-    Unified("m3-max", "M3 Max (14-core)", 300, (36, 96)),
-    Unified("m3-max", "M3 Max (16-core)", 400, (48, 64, 128)),
-    Unified("m3-ultra", "M3 Ultra", 819, (96, 256, 512)),
+    Unified("m1-pro", "M1 Pro", 204.8, (16, 32)),
+    Unified("m1-max", "M1 Max", 409.6, (32, 64)),
+    Unified("m1-ultra", "M1 Ultra", 819.2, (64, 128)),
+    Unified("m2", "M2", 102.4, (8, 16, 24)),
+    Unified("m2-pro", "M2 Pro", 204.8, (16, 32)),
+    Unified("m2-max", "M2 Max", 409.6, (32, 64, 96)),
+    Unified("m2-ultra", "M2 Ultra", 819.2, (64, 128, 192)),
+    Unified("m3", "M3", 102.4, (8, 16, 24)),
+    Unified("m3-pro", "M3 Pro", 153.6, (18, 36)),
+    Unified("m3-max", "M3 Max (14-core)", 307.2, (36, 96)),
+    Unified("m3-max", "M3 Max (16-core)", 409.6, (48, 64, 128)),
+    Unified("m3-ultra", "M3 Ultra", 819.2, (96, 256, 512)),
     Unified("m4", "M4", 120, (16, 24, 32)),
     Unified("m4-pro", "M4 Pro", 273, (24, 48, 64)),
     Unified("m4-max", "M4 Max (14-core)", 410, (36,)),

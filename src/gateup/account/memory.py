@@ -7,101 +7,58 @@ sum of those, and the plan's peak is the largest phase.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from gateup.account.activations import (
     attention_transient,
     dtype_bytes,
+    held_scores,
     logits_transient,
     mlp_transient,
     prefill_tokens,
     stream,
 )
 from gateup.account.engines import llamacpp_compute_buffer
-from gateup.account.figure import Figure, Kind, worst
+from gateup.account.figure import Figure
 from gateup.account.kv import kv_nbytes
+from gateup.account.memory_items import Group, MemoryItem, MemoryPlan, plan_of
 from gateup.account.parallel import Rank, ranks
+from gateup.account.training import PHASES as TRAINING
+from gateup.account.training import training_items
 from gateup.account.workload import Workload
 from gateup.model.quant.formats import FORMATS, StoredTensor
 from gateup.model.spec import PARTS, ModelSpec, Part
 
-Group = Literal[
-    "weights",
-    "kv",
-    "mlp",
-    "attention",
-    "norm",
-    "logits",
-    "adapter",
-    "gradients",
-    "optimizer",
-    "buffers",
-]
+__all__ = ["Group", "MemoryItem", "MemoryPlan", "memory"]
 
 # In the order they happen.
 INFERENCE = ("load", "attention", "mlp", "logits", "decode")
 LLAMACPP = ("load", "compute")
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryItem:
-    """One use of memory, alive in `phases`. group: the bar it belongs to."""
-
-    label: str
-    group: Group
-    phases: tuple[str, ...]
-    figure: Figure
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.figure.value)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes on the fullest rank. peaks[phase] is the sum of the items alive in it.
-
-    kind   the peak's: as good as its weakest item
-    stage  the pipeline stage of the fullest rank
-    """
-
-    items: tuple[MemoryItem, ...]
-    peaks: dict[str, int]
-    peak: int
-    peak_phase: str
-    kind: Kind
-    stage: int = 0
-
-    def alive(self, phase: str) -> tuple[MemoryItem, ...]:
-        """The items that make up a phase."""
-        return tuple(i for i in self.items if phase in i.phases)
-
-    def by_group(self, phase: str | None = None) -> dict[Group, int]:
-        """Bytes by group in `phase` (default: the peak's)."""
-        out: dict[Group, int] = {}
-        for item in self.alive(phase or self.peak_phase):
-            out[item.group] = out.get(item.group, 0) + item.nbytes
-        return out
-
-
-def plan_of(items: Sequence[MemoryItem], phases: Sequence[str], stage: int = 0) -> MemoryPlan:
-    """The plan whose peaks are the sums of `items`; the first of equal phases is the peak's."""
-    items = tuple(i for i in items if i.nbytes)
-    peaks = {p: sum(i.nbytes for i in items if p in i.phases) for p in phases}
-    top = max(peaks, key=lambda p: peaks[p])
-    kind = worst(*(i.figure.kind for i in items if top in i.phases))
-    return MemoryPlan(items, peaks, peaks[top], top, kind, stage)
+# Families whose sliding windows llama.cpp keeps a shorter cache for [source: `swa_type` in its
+# src/models, llama-cpp-python 0.3.36]; for others it caches every token.
+LLAMACPP_WINDOWS = frozenset(
+    {"gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama4", "llama4_text"}
+)
 
 
 def memory(spec: ModelSpec, stored: Sequence[StoredTensor], workload: Workload) -> MemoryPlan:
     """What `workload` needs with the weights as `stored`: the fullest rank's plan.
 
-    Raises UsageError for a split that shapes or blocks forbid, and for unknown dtypes.
+    Raises UsageError for a split that shapes or blocks forbid, for unknown dtypes and for LoRA
+    targets that match nothing.
     """
     plans = []
     for rank in ranks(spec, stored, workload.parallel, workload.engine):
-        if workload.engine == "llama.cpp":
+        if workload.training:
+            items = weight_items(rank, stored, TRAINING)
+            items += gathered(rank, stored, TRAINING[1:-1])
+            items += dequantised(
+                rank, stored, workload.compute_dtype, ("mlp", "attention", "backward")
+            )
+            items += training_items(rank, stored, workload)
+            plans.append(plan_of(items, TRAINING, rank.stage))
+        elif workload.engine == "llama.cpp":
             plans.append(plan_of(_llamacpp(rank, stored, workload), LLAMACPP, rank.stage))
         else:
             plans.append(plan_of(_inference(rank, stored, workload), INFERENCE, rank.stage))
@@ -113,16 +70,15 @@ def weight_items(
 ) -> list[MemoryItem]:
     """Weights on the rank, an item per part; exact where the format stores whole rows."""
     totals: dict[Part, int] = {}
+    whole: dict[Part, int] = {}
     exact = True
     for tensor in stored:
         part: Part = tensor.row.part if tensor.row else "attention"  # rope tables
         totals[part] = totals.get(part, 0) + rank.nbytes(tensor)
+        whole[part] = whole.get(part, 0) + tensor.nbytes
         exact = exact and (tensor.type in FORMATS or rank.parallel.world == 1)
-    formula = "Σ bytes of stored tensors"
-    if rank.parallel.world > 1:
-        formula += ", each by its share of the rank"
     p = rank.parallel
-    numbers = f"tp {p.tp}, pp {p.pp}, ep {p.ep}, fsdp {p.fsdp}" if p.world > 1 else ""
+    split = ", ".join(f"{k} {getattr(p, k)}" for k in ("tp", "pp", "ep", "fsdp"))
     return [
         MemoryItem(
             f"weights: {part}",
@@ -130,10 +86,10 @@ def weight_items(
             phases,
             Figure(
                 totals[part],
-                "bytes",
+                "B",
                 "exact" if exact else "estimate",
-                formula,
-                f"{totals[part]} ({numbers})" if numbers else f"{totals[part]}",
+                "Σ stored bytes" + ("" if p.world == 1 else ", each by the rank's share"),
+                f"{whole[part]}" + ("" if p.world == 1 else f" split over {split}"),
                 "shapes and block sizes",
             ),
         )
@@ -142,112 +98,126 @@ def weight_items(
     ]
 
 
-def gathered_layer(rank: Rank, stored: Sequence[StoredTensor]) -> int:
-    """FSDP: bytes gathered to run the largest unit, a layer, or the tensors outside the layers."""
+def gathered(
+    rank: Rank, stored: Sequence[StoredTensor], phases: tuple[str, ...]
+) -> list[MemoryItem]:
+    """FSDP: what is gathered to run its largest unit, a layer or the tensors outside of them."""
+    if rank.parallel.fsdp == 1:
+        return []
     units: dict[int | None, int] = {}
     whole = replace(rank, parallel=replace(rank.parallel, fsdp=1))
     for tensor in stored:
         layer = tensor.row.layer if tensor.row else None
         units[layer] = units.get(layer, 0) + whole.nbytes(tensor)
-    return max(units.values(), default=0)
-
-
-def cached_spec(rank: Rank, workload: Workload) -> ModelSpec:
-    """The rank's layers as the engine caches them: transformers keeps MLA's expanded K and V."""
-    if workload.engine != "transformers":
-        return rank.local
-    layers = tuple(
-        replace(x, attention=replace(x.attention, mla=None, num_kv_heads=x.attention.num_heads))
-        if x.attention and x.attention.mla
-        else x
-        for x in rank.local.layers
+    layer = max(units, key=lambda u: units[u])
+    name = "the tensors outside the layers" if layer is None else f"layer {layer}"
+    figure = Figure(
+        units[layer],
+        "B",
+        "estimate",
+        "largest unit, unsharded",
+        f"{units[layer]} ({name})",
+        "one unit at a time; prefetching the next one adds as much again",
     )
-    return replace(rank.local, layers=layers)
+    return [MemoryItem("FSDP: the unit in use, gathered", "weights", phases, figure)]
+
+
+def dequantised(
+    rank: Rank, stored: Sequence[StoredTensor], compute_dtype: str, phases: tuple[str, ...]
+) -> list[MemoryItem]:
+    """nf4: bitsandbytes unpacks one matrix at a time into the compute dtype."""
+    nf4 = [t for t in stored if t.type.startswith("nf4") and t.row]
+    if not nf4:
+        return []
+    size = dtype_bytes(compute_dtype, "--dtype")
+    sizes = [int(t.params // t.row.copies * rank.share(t.row)) for t in nf4 if t.row]
+    top = max(sizes)
+    figure = Figure(
+        top * size,
+        "B",
+        "estimate",
+        "largest matrix·b",
+        f"{top}·{size}",
+        "bitsandbytes dequantises a matrix for each product",
+    )
+    return [MemoryItem("one matrix, dequantised", "weights", phases, figure)]
+
+
+def kv_figure(rank: Rank, workload: Workload) -> Figure:
+    """The KV cache on this rank, as the engine keeps it.
+
+    transformers caches MLA's expanded K and V; llama.cpp rounds the context up to 256 cells and
+    keeps window + ubatch of them for sliding layers, likewise rounded.
+    """
+    ctx = workload.ctx
+    layers = list(rank.local.layers)
+    if workload.engine == "llama.cpp":
+        ctx = -(-ctx // 256) * 256
+    for i, layer in enumerate(layers):
+        a = layer.attention
+        if a is None:
+            continue
+        if workload.engine == "transformers" and a.mla:
+            a = replace(a, mla=None, num_kv_heads=a.num_heads)
+        elif workload.engine == "llama.cpp" and a.window is not None:
+            kept = rank.spec.family in LLAMACPP_WINDOWS
+            cells = -(-min(ctx, a.window + workload.ubatch) // 256) * 256
+            a = replace(a, window=cells if kept else None)
+        layers[i] = replace(layer, attention=a)
+    spec = replace(rank.local, layers=tuple(layers))
+    return kv_nbytes(spec, ctx, workload.kv_type, workload.batch)
 
 
 def _inference(rank: Rank, stored: Sequence[StoredTensor], workload: Workload) -> list[MemoryItem]:
     spec, T = rank.local, prefill_tokens(workload)
-    running = INFERENCE[1:]
-    items = weight_items(rank, stored, INFERENCE)
-    if rank.parallel.fsdp > 1:
-        items.append(_gather_item(rank, stored, running))
-    kv = kv_nbytes(cached_spec(rank, workload), workload.ctx, workload.kv_type, workload.batch)
-    items.append(MemoryItem("KV cache", "kv", running, kv))
-    items.append(
-        MemoryItem(
-            "residual and normed input", "norm", ("attention", "mlp"), stream(spec, workload, T)
-        )
-    )
-    items.append(
-        MemoryItem("attention", "attention", ("attention",), attention_transient(spec, workload, T))
-    )
-    items.append(MemoryItem("MLP", "mlp", ("mlp",), mlp_transient(spec, workload, T)))
+    running, layer = INFERENCE[1:], ("attention", "mlp")
+    hf = workload.engine == "transformers"  # vLLM and gateup rebind the embeddings and the input
+    items = [
+        *weight_items(rank, stored, INFERENCE),
+        *gathered(rank, stored, running),
+        MemoryItem("KV cache", "kv", running, kv_figure(rank, workload)),
+    ]
+    states: list[tuple[str, Group, str, Figure]] = [
+        ("hidden states", "norm", "attention", stream(spec, workload, T, 3 if hf else 2)),
+        ("attention", "attention", "attention", attention_transient(spec, workload, T)),
+        ("hidden states", "norm", "mlp", stream(spec, workload, T, 4 if hf else 2)),
+        ("MLP", "mlp", "mlp", mlp_transient(spec, workload, T)),
+        ("hidden states", "norm", "logits", stream(spec, workload, T, 1)),
+    ]
+    if hf and not workload.flash:
+        held = held_scores(spec, workload, T)
+        states.append(("attention weights, still held", "attention", "mlp", held))
+    items += [MemoryItem(label, group, (phase,), f) for label, group, phase, f in states]
+    if hf:
+        items += dequantised(rank, stored, workload.compute_dtype, layer)
     if rank.stage == rank.parallel.pp - 1:
-        items.append(
-            MemoryItem("logits", "logits", ("logits",), logits_transient(spec, workload, T))
-        )
-    items.append(MemoryItem("residual", "norm", ("logits",), _residual(spec, workload, T)))
-    items.append(MemoryItem("one token", "mlp", ("decode",), _decode(rank, workload)))
+        logits = logits_transient(spec, workload, T)
+        items.append(MemoryItem("logits", "logits", ("logits",), logits))
+    items += _decode(rank, workload)
     return items
 
 
-def _gather_item(rank: Rank, stored: Sequence[StoredTensor], phases: tuple[str, ...]) -> MemoryItem:
-    size = gathered_layer(rank, stored)
-    return MemoryItem(
-        "FSDP: the layer in use, gathered",
-        "weights",
-        phases,
-        Figure(
-            size,
-            "bytes",
-            "estimate",
-            "largest layer, unsharded",
-            str(size),
-            "one unit at a time; prefetching the next one adds as much again",
-        ),
-    )
-
-
-def _residual(spec: ModelSpec, workload: Workload, tokens: int) -> Figure:
-    size = dtype_bytes(workload.compute_dtype, "--dtype")
-    return Figure(
-        tokens * spec.hidden_size * size,
-        "bytes",
-        "estimate",
-        "T·H·bytes",
-        f"{tokens}·{spec.hidden_size}·{size}",
-        "the final norm's output",
-    )
-
-
-def _decode(rank: Rank, workload: Workload) -> Figure:
+def _decode(rank: Rank, workload: Workload) -> list[MemoryItem]:
     """One step of decoding: the largest of MLP, attention and logits at T = batch."""
     spec, T = rank.local, workload.batch
-    last = rank.stage == rank.parallel.pp - 1
-    each = [mlp_transient(spec, workload, T), attention_transient(spec, workload, T)]
-    if last:
-        each.append(logits_transient(spec, workload, T))
-    top = max(each, key=lambda f: f.value)
-    base = stream(spec, workload, T)
-    return Figure(
-        top.value + base.value,
-        "bytes",
-        "estimate",
-        f"{base.formula} + {top.formula}",
-        f"{base.numbers} + {top.numbers}",
-        top.source,
-    )
+    each: list[tuple[Group, Figure]] = [
+        ("mlp", mlp_transient(spec, workload, T)),
+        ("attention", attention_transient(spec, workload, T)),
+    ]
+    if rank.stage == rank.parallel.pp - 1:
+        each.append(("logits", logits_transient(spec, replace(workload, last_logits=True), T)))
+    group, figure = max(each, key=lambda pair: pair[1].value)
+    states = stream(spec, workload, T, 4)
+    return [
+        MemoryItem("one token: hidden states", "norm", ("decode",), states),
+        MemoryItem(f"one token: {group}", group, ("decode",), figure),
+    ]
 
 
 def _llamacpp(rank: Rank, stored: Sequence[StoredTensor], workload: Workload) -> list[MemoryItem]:
-    kv = kv_nbytes(rank.local, workload.ctx, workload.kv_type, workload.batch)
+    buffer = replace(llamacpp_compute_buffer(rank.local, workload), unit="B")
     return [
         *weight_items(rank, stored, LLAMACPP),
-        MemoryItem("KV cache", "kv", ("compute",), kv),
-        MemoryItem(
-            "compute buffer",
-            "buffers",
-            ("compute",),
-            llamacpp_compute_buffer(rank.local, workload),
-        ),
+        MemoryItem("KV cache", "kv", ("compute",), kv_figure(rank, workload)),
+        MemoryItem("compute buffer", "buffers", ("compute",), buffer),
     ]

@@ -20,6 +20,9 @@ from gateup.account.workload import (
 )
 from gateup.errors import UsageError
 
+# As many devices as --device takes. The search for a split that works tries every degree below.
+MAX_RANKS = 16_384
+
 
 def option(default: Any, *flags: str, panel: str, help: str) -> Any:
     """A dataclass field that is also a command-line option: `flags` and `help` as shown there."""
@@ -81,7 +84,10 @@ class PlanOptions:
         None, "--checkpointing", panel="Training", help="none or layer."
     )
     autocast: bool = option(
-        False, "--autocast", panel="Training", help="fp32 weights, low-precision compute."
+        False,
+        "--autocast",
+        panel="Training",
+        help="Compute in --dtype: full training keeps fp32 weights, LoRA the base as it is.",
     )
     measure: bool = option(
         False, "--measure", panel="Machine", help="Run what this machine can; show it beside."
@@ -118,13 +124,21 @@ class PlanOptions:
                     )
 
     def parallel(self) -> Parallel:
+        for name in ("tp", "pp", "ep", "fsdp"):
+            if getattr(self, name) > MAX_RANKS:
+                raise UsageError(f"--{name} is {getattr(self, name)}", expected=f"1 to {MAX_RANKS}")
         return Parallel(self.tp, self.pp, self.ep, self.fsdp)
 
     def training(self) -> Training | None:
-        """The training asked for. Raises UsageError for a rank below 1 or an empty target list."""
+        """The training asked for; a fused MLP keeps what fused act⊙up does, unless --save is given.
+
+        Raises UsageError for a rank below 1 or an empty target list.
+        """
         if self.train is None:
             return None
-        names = tuple(t.strip() for t in (self.targets or "all").split(","))
+        names = tuple(
+            t.strip() for t in ("all" if self.targets is None else self.targets).split(",")
+        )
         if not all(names):
             raise UsageError(
                 f"--targets is {self.targets!r}", expected="all, or names with commas between"
@@ -134,6 +148,8 @@ class PlanOptions:
             for name in ("optimizer", "save", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
+        if self.execution == "fused":
+            extra.setdefault("save", "all")
         rank = 16 if self.rank is None else self.rank
         return Training(
             method=self.train,  # type: ignore[arg-type]  # checked against Method above
@@ -151,7 +167,7 @@ def choice(flag: str, value: str | None, allowed: Any) -> None:
     names = allowed if isinstance(allowed, tuple) else get_args(allowed)
     if value is None or value in names:
         return
-    close = get_close_matches(value, names, n=1)
+    close = get_close_matches(value.lower(), names, n=1)
     raise UsageError(
         f"{flag} is {value!r}",
         expected="one of " + ", ".join(names),

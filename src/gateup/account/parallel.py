@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import gcd
+from math import lcm
+from typing import Literal
 
 from gateup.account.workload import Engine, Parallel
 from gateup.errors import UsageError
@@ -36,19 +37,17 @@ SPLITS: dict[str, str] = {
     "k_proj": "kv",
     "v_proj": "kv",
     "qkv_proj": "qkv",
-    "c_attn": "qkv",
     "o_proj": "attention_row",
-    "out_proj": "attention_row",
     "q_a_proj": "whole",
     "kv_a_proj_with_mqa": "whole",
     "gate_proj": "column",
     "up_proj": "column",
     "gate_up_proj": "column",
     "down_proj": "row",
-    "proj_1": "column",
-    "proj_2": "row",
-    "c_fc": "column",
     "router": "whole",
+    "shared_expert_gate": "whole",
+    "linear_attn": "whole",
+    "linear_mlp": "whole",
 }
 
 
@@ -73,7 +72,7 @@ class Rank:
         if row.layer is not None:
             layers = self.local.layers
             return bool(layers) and layers[0].index <= row.layer <= layers[-1].index
-        if row.part == "embedding":
+        if row.part == "embedding" or row.role.startswith("embed_"):
             return first or (last and self.spec.tie_word_embeddings)
         return last
 
@@ -87,6 +86,8 @@ class Rank:
 
     def nbytes(self, tensor: StoredTensor) -> int:
         """Bytes of the tensor on this rank, FSDP included (each tensor rounded up)."""
+        if self.parallel.world == 1:
+            return tensor.nbytes
         part = self.share(tensor.row) * tensor.nbytes
         return -(-part.numerator // (part.denominator * self.parallel.fsdp))
 
@@ -187,14 +188,15 @@ def _local_mlp(mlp: MLP | None, parallel: Parallel) -> MLP | None:
     )
 
 
-def width_group(stored: Sequence[StoredTensor]) -> int:
-    """Columns of a down projection that a cut must keep together: the largest block or group."""
+def block_group(stored: Sequence[StoredTensor], kind: str = "row") -> int:
+    """Input columns that a cut must keep together in tensors split as `kind` ("row": the down
+    projections, "attention_row": o): the least common multiple of their blocks or groups.
+    """
     group = 1
     for tensor in stored:
-        if tensor.row is None or SPLITS.get(tensor.row.role.rpartition(".")[2]) != "row":
+        if tensor.row is None or SPLITS.get(tensor.row.role.rpartition(".")[2]) != kind:
             continue
-        size = block_of(tensor.type)
-        group = group * size // gcd(group, size)
+        group = lcm(group, block_of(tensor.type))
     return group
 
 
@@ -206,26 +208,86 @@ def block_of(type_name: str) -> int:
     return FORMATS[name].block_size if name in FORMATS else 1
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """One number that forbids a split.
+
+    kind    "heads", "o_proj" (its input columns a rank), "kv_heads" or "width"
+    what    the number's name: "intermediate_size", "attention heads"
+    value   the number, of the whole model ("o_proj": of a rank)
+    degree  ranks it is shared out to
+    group   columns that stay together; 1 without blocks
+    text    the sentence that says it
+    """
+
+    kind: Literal["heads", "o_proj", "kv_heads", "width"]
+    what: str
+    value: int
+    degree: int
+    group: int
+    text: str
+
+    @property
+    def nearest(self) -> int:
+        """The next number that divides into ranks of whole groups."""
+        unit = self.degree * self.group
+        return -(-self.value // unit) * unit
+
+
 def faults(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[str]:
     """Sentences on what forbids this split; empty when it can be."""
-    tp, found = parallel.tp, []
-    for attention in {layer.attention for layer in spec.layers if layer.attention}:
-        if attention.num_heads % tp:
-            found.append(f"{attention.num_heads} attention heads do not divide by tp {tp}")
-        kv = attention.num_kv_heads
-        if not attention.mla and kv % tp and tp % kv:
-            found.append(f"{kv} KV heads neither divide by tp {tp} nor divide it")
-    group = width_group(stored)
+    return [m.text for m in misfits(spec, stored, parallel)]
+
+
+def misfits(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> list[Misfit]:
+    """What forbids this split, number by number; empty when it can be."""
+    return _misfits(spec, _groups(stored), parallel)
+
+
+def _groups(stored: Sequence[StoredTensor]) -> tuple[int, int]:
+    """(of o, of the down projections)"""
+    return block_group(stored, "attention_row"), block_group(stored)
+
+
+def _misfits(spec: ModelSpec, groups: tuple[int, int], parallel: Parallel) -> list[Misfit]:
+    if parallel.tp == parallel.ep == 1:
+        return []
+    return [
+        *_head_misfits(spec, groups[0], parallel.tp),
+        *_width_misfits(spec, groups[1], parallel),
+    ]
+
+
+def _head_misfits(spec: ModelSpec, group: int, tp: int) -> Iterator[Misfit]:
+    kinds = {(x.num_heads, x.num_kv_heads, x.v_head_dim, x.mla is None) for x in _attention(spec)}
+    for heads, kv, dim, cached in sorted(kinds):
+        if heads % tp:
+            text = f"{heads} attention heads do not divide by tp {tp}"
+            yield Misfit("heads", "attention heads", heads, tp, 1, text)
+        elif heads // tp * dim % group:
+            columns = heads // tp * dim
+            text = f"o_proj's {columns} input columns a rank are no whole blocks of {group}"
+            yield Misfit("o_proj", "o_proj's input columns a rank", columns, 1, group, text)
+        if cached and kv % tp and tp % kv:
+            text = f"{kv} KV heads neither divide by tp {tp} nor divide it"
+            yield Misfit("kv_heads", "KV heads", kv, tp, 1, text)
+
+
+def _width_misfits(spec: ModelSpec, group: int, parallel: Parallel) -> Iterator[Misfit]:
     for width, degree, what in sorted(_widths(spec, parallel)):
         if degree > 1 and width % (degree * group):
             unit = degree * group
             nearest = -(-width // unit) * unit
             reason = f"{degree}" if group == 1 else f"{degree} ranks × blocks of {group}"
-            found.append(
+            text = (
                 f"{what} {width} does not divide by {reason}; the nearest width is {nearest}"
                 " (zero rows of gate and up, zero columns of down)"
             )
-    return found
+            yield Misfit("width", what, width, degree, group, text)
+
+
+def _attention(spec: ModelSpec) -> Iterator[AttentionSpec]:
+    return (x.attention for x in spec.layers if x.attention)
 
 
 def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
@@ -244,10 +306,11 @@ def _widths(spec: ModelSpec, parallel: Parallel) -> set[tuple[int, int, str]]:
 
 def largest_tp(spec: ModelSpec, stored: Sequence[StoredTensor], parallel: Parallel) -> int:
     """The largest legal tensor-parallel degree not above the one asked for."""
-    for tp in range(parallel.tp, 1, -1):
-        if (tp % parallel.ep and parallel.ep % tp) or parallel.tp < tp:
-            continue
-        if not faults(spec, stored, replace(parallel, tp=tp)):
+    groups = _groups(stored)
+    most = max((x.num_heads for x in _attention(spec)), default=parallel.tp)
+    for tp in range(min(parallel.tp, most), 1, -1):
+        nests = tp % parallel.ep == 0 or parallel.ep % tp == 0
+        if nests and not _misfits(spec, groups, replace(parallel, tp=tp)):
             return tp
     return 1
 

@@ -1,48 +1,18 @@
-"""What would make a scenario fit: the changes that can be tried, and the flags that make them.
-
-Costs rank changes within a loss; they order answers and claim no more. Quality by format follows
-llama.cpp's published perplexities: q8_0 to q5_k_m are within a fraction of a percent of 16 bits,
-q4_k_m and iq4_xs within about one, q3_k_m and q2_k several.
-"""
+"""What would make a scenario fit: combinations of changes, each with its peak and its flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gateup.account import engines
-from gateup.account.scenario import Scenario, stored_in
-from gateup.account.search import LOSSES, Axis, Found, Option, Search
-from gateup.account.workload import Training
-from gateup.errors import GateupError
+from gateup.account.axes import axes_of
+from gateup.account.scenario import Scenario
+from gateup.account.search import LOSSES, Found, Search
 from gateup.model import presets
-from gateup.model.quant import mix
-from gateup.model.spec import ModelSpec
 
 LIMIT = 8
-
-NONE, TINY, SOME, HARDWARE, CAPABILITY = range(len(LOSSES))
-
-# (format, loss, cost) from the largest down
-GGUF_LADDER = (
-    ("q8_0", TINY, 1),
-    ("q6_k", TINY, 2),
-    ("q5_k_m", TINY, 3),
-    ("q4_k_m", SOME, 4),
-    ("iq4_xs", SOME, 5),
-    ("q3_k_m", SOME, 8),
-    ("q2_k", SOME, 16),
-)
-HF_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
-    "vllm": (("fp8", TINY, 1), ("awq:128", SOME, 4)),
-    "transformers": (("int8", TINY, 1), ("nf4", SOME, 4)),
-    "gateup": (("int8", TINY, 1), ("nf4", SOME, 4)),
-}
-KV_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
-    "llama.cpp": (("q8_0", TINY, 1), ("q4_0", SOME, 6)),
-    "vllm": (("f8_e4m3", TINY, 2),),
-}
 
 
 @dataclass(frozen=True)
@@ -86,376 +56,6 @@ def _remedy(before: Scenario, found: Found) -> Remedy:
     )
 
 
-def axes_of(scenario: Scenario) -> list[Axis]:
-    """The axes on which this scenario can be changed, in the order changes are made."""
-    makers = TRAINING_AXES if scenario.workload.training is not None else INFERENCE_AXES
-    return [axis for make in makers if (axis := make(scenario)) is not None and axis.options]
-
-
-def _set(**changes: Any) -> Callable[[Scenario], Scenario]:
-    return lambda s: s.with_(**changes)
-
-
-def _train(**changes: Any) -> Callable[[Scenario], Scenario]:
-    def apply(s: Scenario) -> Scenario:
-        assert s.workload.training is not None
-        return s.with_(training=replace(s.workload.training, **changes))
-
-    return apply
-
-
-def _weights(s: Scenario) -> Axis | None:
-    """Smaller formats than the present one, by their bytes."""
-    gguf = s.workload.engine == "llama.cpp" or (s.fmt and mix.kind_of(s.fmt) == "gguf")
-    ladder = GGUF_LADDER if gguf else HF_LADDERS.get(s.workload.engine, ())
-    now, options = sum(t.nbytes for t in s.stored), []
-    label = s.fmt or "the file's format"
-    for fmt, loss, cost in ladder:
-        try:
-            size = sum(t.nbytes for t in stored_in(s.spec, fmt))
-        except GateupError:  # no GGUF architecture, or widths the format cannot hold
-            continue
-        if size < now:
-            text = f"weights in {fmt} instead of {label}"
-            options.append(Option(text, _set(fmt=fmt), loss, cost, 0.0))
-    return Axis("weights", tuple(options))
-
-
-def _kv(s: Scenario) -> Axis | None:
-    ladder = KV_LADDERS.get(s.workload.engine, ())
-    names = [s.workload.kv_type, *(t for t, _, _ in ladder)]
-    after = names[names.index(s.workload.kv_type, 1) if s.workload.kv_type in names[1:] else 0 :]
-    return Axis(
-        "kv",
-        tuple(
-            Option(
-                f"KV cache in {t} instead of {s.workload.kv_type}",
-                _set(kv_type=t, flash=True),
-                loss,
-                cost,
-                0.1,
-            )
-            for t, loss, cost in ladder
-            if t in after[1:]
-        ),
-    )
-
-
-def _ubatch(s: Scenario) -> Axis | None:
-    if s.workload.engine not in ("llama.cpp", "vllm"):
-        return None
-    floor = max(64, s.workload.batch)
-    sizes = [u for u in (1024, 512, 256, 128, 64) if floor <= u < s.workload.ubatch]
-    return Axis(
-        "ubatch",
-        tuple(
-            Option(
-                f"{u} tokens per physical batch instead of {s.workload.ubatch}",
-                _set(ubatch=u),
-                NONE,
-                0,
-                0.3 * (i + 1),
-            )
-            for i, u in enumerate(sizes)
-        ),
-    )
-
-
-def _execution(s: Scenario) -> Axis | None:
-    """The MLP over tiles of tokens: our own execution, on transformers' modules or our engine."""
-    work = s.workload
-    if work.engine not in ("transformers", "gateup"):
-        return None
-    tokens = work.ctx * work.batch
-    now = min(work.tile, tokens) if work.execution == "tiled" else tokens
-    return Axis(
-        "execution",
-        tuple(
-            Option(
-                f"MLP in tiles of {t:,} tokens", _set(execution="tiled", tile=t), NONE, 0, 0.2 + i
-            )
-            for i, t in enumerate((4096, 1024, 256))
-            if t < now
-        ),
-    )
-
-
-def _batch(s: Scenario) -> Axis | None:
-    batch, n = s.workload.batch, s.workload.batch // 2
-    options: list[Option] = []
-    training = s.workload.training is not None
-    while n >= 1 and len(options) < 6:
-        how = f"batch {n} instead of {batch}"
-        if training:
-            how += f", accumulated {-(-batch // n)} times"
-        slow = (0.2 if training else 1.0) * (len(options) + 1)
-        options.append(Option(how, _set(batch=n), NONE, 0, slow))
-        n //= 2
-    return Axis("batch", tuple(options))
-
-
-def _layers(s: Scenario) -> Axis | None:
-    """llama.cpp's -ngl: layers left with the host, from none to all but one."""
-    n = s.spec.num_layers
-    if not s.splits_host:
-        return None
-    now = n + 1 if s.gpu_layers is None else min(s.gpu_layers, n + 1)
-
-    def at(step: int) -> Option:
-        left = now - step
-        return Option(
-            f"{left} of {n + 1} layers on the device (output included), the rest with the host",
-            _set(gpu_layers=left),
-            NONE,
-            0,
-            4 + 10 * step / (n + 1),
-            step,
-        )
-
-    steps = sorted({now * k // 8 for k in (1, 2, 3, 4, 5, 6, 7)} | {now - 2})
-    return Axis("layers", tuple(at(k) for k in steps if 0 < k <= now - 2), at)
-
-
-def _experts(s: Scenario) -> Axis | None:
-    """llama.cpp's --n-cpu-moe."""
-    n = s.spec.num_layers
-    if not s.splits_host or not any(r.experts for r in s.spec.rows):
-        return None
-
-    def at(step: int) -> Option:
-        count = s.cpu_moe_layers + step
-        return Option(
-            f"experts of the first {count} of {n} layers with the host",
-            _set(cpu_moe_layers=count),
-            NONE,
-            0,
-            2 + 5 * step / n,
-            step,
-        )
-
-    left = n - s.cpu_moe_layers
-    steps = sorted({left * k // 4 for k in (1, 2, 3, 4)})
-    return Axis("experts", tuple(at(k) for k in steps if k > 0), at)
-
-
-def _context(s: Scenario) -> Axis | None:
-    """A shorter context, by halves, then to the longest multiple of 256 that fits."""
-    now = s.workload.ctx
-    unit = 256 if now > 512 else 1
-
-    def at(step: int) -> Option:
-        ctx = (now - 1) // unit * unit - (step - 1) * unit if step else now
-        return Option(
-            f"context {ctx:,} instead of {now:,}",
-            _set(ctx=ctx),
-            CAPABILITY,
-            10 * now / ctx,
-            0,
-            step,
-        )
-
-    top = (now - 1) // unit  # the last step leaves one unit
-    steps: list[int] = []
-    left = top
-    while left > 1 and len(steps) < 8:
-        left //= 2
-        steps.append(top - left + 1)
-    return Axis("context", tuple(at(k) for k in steps), at)
-
-
-def _devices(s: Scenario) -> Axis | None:
-    """Twice, four and eight times as many of the same cards."""
-    device = s.device
-    if device is None or device.kind != "gpu":
-        return None
-    training, engine = s.workload.training is not None, s.workload.engine
-    parallel = s.workload.parallel
-
-    def more(k: int) -> Callable[[Scenario], Scenario]:
-        def apply(x: Scenario) -> Scenario:
-            wider = x.with_(device=replace(device, count=device.count * k))
-            if training:
-                return wider.with_(fsdp=parallel.fsdp * k)
-            if engine == "llama.cpp":
-                return wider.with_(pp=parallel.pp * k)
-            by_tp = wider.with_(tp=parallel.tp * k)
-            try:
-                by_tp.memory()
-            except GateupError:  # heads or widths do not divide
-                return wider.with_(pp=parallel.pp * k)
-            return by_tp
-
-        return apply
-
-    return Axis(
-        "devices",
-        tuple(
-            Option(
-                f"{device.count * k} devices of {device.name} instead of {device.count}",
-                more(k),
-                HARDWARE,
-                k,
-            )
-            for k in (2, 4, 8)
-        ),
-    )
-
-
-def _sibling(s: Scenario) -> Axis | None:
-    """A smaller model of the same line, the largest first: same architecture and tokenizer (the
-    vocabulary's size within 1%: Qwen pads it by model)."""
-    smaller: list[tuple[int, str, ModelSpec]] = []
-    config = s.spec.config
-    for name, preset in presets.PRESETS.items():
-        if preset.config.get("architectures") != config.get("architectures"):
-            continue
-        vocab = preset.config.get("vocab_size", 0)
-        if abs(vocab - s.spec.vocab_size) * 100 > s.spec.vocab_size:
-            continue
-        spec = presets.spec(name)
-        if spec.params < s.spec.params:
-            smaller.append((spec.params, name, spec))
-    smaller.sort(key=lambda x: x[0], reverse=True)
-
-    def swap(spec: ModelSpec) -> Callable[[Scenario], Scenario]:
-        return lambda x: x.with_(spec=spec, gpu_layers=None, cpu_moe_layers=0)
-
-    return Axis(
-        "model",
-        tuple(
-            Option(
-                f"the smaller sibling {name} ({params / 1e9:.2f} B parameters)",
-                swap(spec),
-                CAPABILITY,
-                40 * s.spec.params / params,
-            )
-            for params, name, spec in smaller[:6]
-        ),
-        alone=True,
-    )
-
-
-def _training(s: Scenario) -> Training:
-    assert s.workload.training is not None
-    return s.workload.training
-
-
-def _checkpointing(s: Scenario) -> Axis | None:
-    if _training(s).checkpointing != "none":
-        return None
-    how = _train(checkpointing="layer")
-    text = "checkpointing: keep each layer's input, compute the rest again"
-    return Axis("checkpointing", (Option(text, how, NONE, 0, 3),))
-
-
-def _save(s: Scenario) -> Axis | None:
-    """What the MLP keeps for backward. Stock transformers can be given fused act⊙up (Liger)."""
-    modes = ("hf", "all", "gate_up", "input")
-    texts = {
-        "all": "fused act⊙up: the MLP keeps x, gate, up and their product",
-        "gate_up": "the MLP keeps x, gate and up only",
-        "input": "the MLP keeps x only",
-    }
-    now = modes.index(_training(s).save)
-    return Axis(
-        "save",
-        tuple(
-            Option(texts[m], _train(save=m), NONE, 0, (0.1, 0.3, 1.2)[modes.index(m) - 1])
-            for m in modes[now + 1 :]
-        ),
-    )
-
-
-def _optimizer(s: Scenario) -> Axis | None:
-    if _training(s).optimizer != "adamw":
-        return None
-    how = _train(optimizer="adamw8bit")
-    return Axis("optimizer", (Option("8-bit AdamW instead of AdamW", how, TINY, 1),))
-
-
-def _qlora(s: Scenario) -> Axis | None:
-    if _training(s).method != "lora":
-        return None
-
-    def apply(x: Scenario) -> Scenario:
-        return _train(method="qlora")(x).with_(fmt="nf4")
-
-    text = "QLoRA: the frozen weights in nf4"
-    return Axis("qlora", (Option(text, apply, TINY, 2, 1.5),))
-
-
-def _lora(s: Scenario) -> Axis | None:
-    """Full training given up for LoRA."""
-    if _training(s).method != "full":
-        return None
-
-    def qlora(x: Scenario) -> Scenario:
-        return _train(method="qlora", autocast=False)(x).with_(fmt="nf4")
-
-    return Axis(
-        "method",
-        (
-            Option("LoRA instead of full training", _train(method="lora"), SOME, 5),
-            Option("QLoRA instead of full training", qlora, SOME, 6, 1.5),
-        ),
-    )
-
-
-def _rank(s: Scenario) -> Axis | None:
-    training = _training(s)
-    if training.method == "full":
-        return None
-    now, options = training.lora.rank, []
-    for i, rank in enumerate(r for r in (64, 32, 16, 8, 4) if r < now):
-        lora = replace(training.lora, rank=rank)
-        text = f"rank {rank} instead of {now}"
-        options.append(Option(text, _lora_set(rank=lora.rank), SOME, 3 + i))
-    return Axis("rank", tuple(options))
-
-
-def _lora_set(**changes: Any) -> Callable[[Scenario], Scenario]:
-    def apply(s: Scenario) -> Scenario:
-        return _train(lora=replace(_training(s).lora, **changes))(s)
-
-    return apply
-
-
-def _targets(s: Scenario) -> Axis | None:
-    training = _training(s)
-    if training.method == "full" or training.lora.targets != ("all",):
-        return None
-    text = "LoRA on attention only instead of all linear layers"
-    return Axis("targets", (Option(text, _lora_set(targets=("attention",)), SOME, 7),))
-
-
-INFERENCE_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
-    _weights,
-    _kv,
-    _ubatch,
-    _execution,
-    _batch,
-    _layers,
-    _experts,
-    _context,
-    _devices,
-    _sibling,
-)
-TRAINING_AXES: tuple[Callable[[Scenario], Axis | None], ...] = (
-    _lora,
-    _qlora,
-    _checkpointing,
-    _save,
-    _execution,
-    _optimizer,
-    _batch,
-    _rank,
-    _targets,
-    _context,
-    _devices,
-    _sibling,
-)
-
-
 def flags_of(before: Scenario, after: Scenario) -> dict[str, str]:
     """By engine, the flags of the run `after`; weights are named where their format changed."""
     engine = "llama-factory" if after.workload.training is not None else after.workload.engine
@@ -464,17 +64,30 @@ def flags_of(before: Scenario, after: Scenario) -> dict[str, str]:
     if options is not None:
         wanted = options(before, after)
         kept = {k: v for k, v in wanted.items() if engines.supports(engine, k, v)}
-        out[engine] = engines.flags(engine, **kept)
+        flags = engines.flags(engine, **kept)
+        out[engine] = flags if after.spec is before.spec else _named(engine, flags, after)
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
-    tiled = after.workload.execution
-    if tiled == "tiled" and after.workload != before.workload:
-        out["gateup"] = f"--exec tiled --tile {after.workload.tile}"
+    ours = _gateup(before, after)
+    if ours:
+        out["gateup"] = ours
     return {k: v for k, v in out.items() if v}
 
 
+def _named(engine: str, flags: str, after: Scenario) -> str:
+    """The flags with the model in them, where it is another one."""
+    preset = presets.find(after.spec.name)
+    hub = preset.hub_id if preset else after.spec.name
+    if engine == "vllm":
+        return f"{hub} {flags}"
+    if engine == "llama-factory":
+        return f"model_name_or_path={hub} {flags}"
+    return flags.replace("MODEL-", f"{after.spec.name}-")
+
+
 def _quant(before: Scenario, after: Scenario) -> dict[str, Any]:
-    return {"quant": after.fmt} if after.fmt != before.fmt and after.fmt else {}
+    same = after.fmt == before.fmt and after.spec is before.spec
+    return {} if same or not after.fmt else {"quant": after.fmt}
 
 
 def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
@@ -484,7 +97,10 @@ def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
         out["batch"] = work.batch
     if work.ubatch != before.workload.ubatch or work.ubatch != 512:
         out["ubatch"] = work.ubatch
-    out["kv_type"] = work.kv_type
+    if work.kv_type != "f16":  # the default
+        out["kv_type"] = work.kv_type
+    if not work.flash:  # the default is to decide by the device
+        out["flash"] = False
     if after.splits_host:
         layers = after.spec.num_layers + 1
         out["gpu_layers"] = layers if after.gpu_layers is None else after.gpu_layers
@@ -497,7 +113,9 @@ def _llamacpp(before: Scenario, after: Scenario) -> dict[str, Any]:
 
 def _vllm(before: Scenario, after: Scenario) -> dict[str, Any]:
     work, out = after.workload, _quant(before, after)
-    out |= {"ctx": work.ctx, "batch": work.batch, "ubatch": work.ubatch, "kv_type": work.kv_type}
+    out |= {"ctx": work.ctx, "batch": work.batch, "ubatch": work.ubatch}
+    if work.kv_type not in ("f16", "bf16"):  # the default is the model's dtype
+        out["kv_type"] = work.kv_type
     out |= {k: n for k in ("tp", "pp", "ep") if (n := getattr(work.parallel, k)) > 1}
     if after.device is not None:
         hundredths = after.device.capacity("vllm") * 100 // after.device.memory
@@ -507,19 +125,39 @@ def _vllm(before: Scenario, after: Scenario) -> dict[str, Any]:
 
 def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     work, out = after.workload, _quant(before, after)
-    training = _training(after)
+    training = after.workload.training
+    assert training is not None
     out |= {"ctx": work.ctx, "batch": work.batch}
-    if work.batch < before.workload.batch:
-        out["accumulation"] = -(-before.workload.batch // work.batch)
+    if training.accumulation > 1:
+        out["accumulation"] = training.accumulation
     out["method"] = training.method
     if training.method == "qlora":
         out.pop("quant", None)  # the method says it
     if training.method != "full":
         out |= {"rank": training.lora.rank, "targets": training.lora.targets}
     out |= {"optimizer": training.optimizer, "checkpointing": training.checkpointing}
-    if training.save != "hf" or work.execution != "eager":
+    if training.save == "all":
         out["execution"] = "fused"
     return out
+
+
+def _gateup(before: Scenario, after: Scenario) -> str:
+    """gateup's own options: all of a run on its engine, else what is its own (tiles, and saving
+    less for backward than act⊙up fused does).
+    """
+    out, work = [], after.workload
+    if work.engine == "gateup":
+        if after.fmt != before.fmt:
+            out.append(f"--quant {after.fmt}")
+        out.append(f"--ctx {work.ctx} --batch {work.batch}")
+        out += [f"--{k} {n}" for k in ("tp", "pp") if (n := getattr(work.parallel, k)) > 1]
+    if work.execution == "tiled" and (work.engine == "gateup" or work != before.workload):
+        out.append(f"--exec tiled --tile {work.tile}")
+    save = work.training.save if work.training else None
+    was = before.workload.training.save if before.workload.training else None
+    if save in ("gate_up", "input") and save != was:
+        out.append(f"--save {save}")
+    return " ".join(out)
 
 
 def _transformers(before: Scenario, after: Scenario) -> str:

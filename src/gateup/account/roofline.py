@@ -97,8 +97,7 @@ def _train(scenario: Scenario, device: Device) -> dict[str, Figure]:
         return {}
     params = 0
     if work.training.method != "full":
-        rows = adapter_rows(scenario.spec, work.training.lora)
-        params = sum(r.params * (r.row.active_experts or 1) // (r.row.experts or 1) for r in rows)
+        params = sum(r.active_params for r in adapter_rows(scenario.spec, work.training.lora))
     flops = train_flops(scenario.spec, work, adapter_params=params)
     weights = int(weights_read(make_ledger(scenario.spec, scenario.stored, ""), 1).value)
     ranks, stages = _shares(scenario)
@@ -129,7 +128,7 @@ def _bound(
     numbers = f"{tokens} / max({nbytes} / {bandwidth:.4g}, "
     numbers += f"{flops} / {peak[0] * ranks:.4g} {peak[1]})" if peak else "no known peak)"
     notes = [f"{binds} binds", device.source]
-    if scenario.splits_host and scenario.host().value:
+    if scenario.first_gpu_layer or (scenario.splits_host and scenario.cpu_moe_layers):
         notes.append("the device's part only: the host's share takes time on top")
     return Figure(
         tokens / max(moving, computing, 1e-12),

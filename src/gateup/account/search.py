@@ -6,7 +6,8 @@ peak is foretold (a group's bytes are products, so factors multiply within it), 
 to fit is then computed in full: nothing is returned that was not.
 
 Order: the worst loss of any part first (`LOSSES`), then the sum of the parts' costs, then of
-their slowdowns, then the number of changes. A combination that contains a fitting one is left out.
+their slowdowns, then the number of changes. A combination that contains a fitting one is left out,
+and of those on the same axes the cheapest stands for all.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from itertools import combinations, product
 
 from gateup.account.memory import MemoryPlan
 from gateup.account.scenario import Scenario
-from gateup.errors import UsageError
+from gateup.errors import GateupError
 
 # What a change takes away. "hardware": nothing but more devices; "capability": less can be done
 # (a shorter context, a smaller model).
 LOSSES = ("none", "tiny", "some", "hardware", "capability")
+
+# With so many answers, those of three changes are not looked for.
+ENOUGH = 4
 
 # memory() calls a search may make: 0.5 to 4 ms each (Llama-3-8B to DeepSeek-V3).
 BUDGET = 200
@@ -49,14 +53,16 @@ class Option:
 class Axis:
     """Options of one kind, each saving more than the one before.
 
-    at    numeric axes: the option at any step, so that the least that fits can be found
+    at     numeric axes: the option at any step, so that the least that fits can be found
     alone  not combined with others (a sibling model)
+    rival  axes of the same rival are not combined: they do the same thing
     """
 
     name: str
     options: tuple[Option, ...]
     at: Callable[[int], Option] | None = None
     alone: bool = False
+    rival: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,12 @@ def price(options: Sequence[Option]) -> Price:
         sum(o.slow for o in options),
         len(options),
     )
+
+
+def sensible(options: Sequence[Option]) -> bool:
+    """Nobody buys devices and gives up capability in one."""
+    losses = {LOSSES[o.loss] for o in options}
+    return not {"hardware", "capability"} <= losses
 
 
 def nearest(peak: Callable[[int], int], capacity: int, good: int, bad: int) -> int:
@@ -120,7 +132,7 @@ class Search:
         for axis in self.axes:
             self._single(axis)
         for size in (2, 3):
-            if len(self.found) < limit:
+            if len(self.found) < (limit if size == 2 else ENOUGH):
                 self._combine(size, limit)
         if not self.found:
             self._everything()
@@ -140,16 +152,30 @@ class Search:
                 for _, option in choice:
                     scenario = option.apply(scenario)
                 self._plans[key] = scenario, scenario.memory()
-            except UsageError:
+            except GateupError:  # a split, format or architecture that cannot be
                 self._plans[key] = None
         done = self._plans[key]
         if done is not None:
             self.smallest = min(self.smallest, done[1].peak)
         return done
 
-    def _fits(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+    def _need(self, choice: Sequence[tuple[Axis, Option]]) -> int:
+        """The peak, less what another engine reserves less than this one; past the capacity
+        where the change cannot be made.
+        """
         done = self._evaluate(choice)
-        return done is not None and done[1].peak <= self.capacity
+        if done is None:
+            return self.capacity + 1
+        before, (after, plan) = self.scenario, done
+        if before.device is None or after.device is None:
+            return plan.peak
+        ours, theirs = (
+            x.device.capacity(x.workload.engine) for x in (before, after) if x.device is not None
+        )
+        return plan.peak + ours - theirs
+
+    def _fits(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+        return self._need(choice) <= self.capacity
 
     def _add(self, choice: Sequence[tuple[Axis, Option]]) -> None:
         done = self._evaluate(choice)
@@ -163,7 +189,7 @@ class Search:
             done = self._evaluate([(axis, option)])
             if done is None:
                 continue
-            if done[1].peak <= self.capacity:
+            if self._fits([(axis, option)]):
                 self._add(self._refine([(axis, option)], before))
                 return
             self._tried.setdefault(axis.name, []).append((option, profile(done[1])))
@@ -181,11 +207,10 @@ class Search:
             assert axis.at is not None
             return [*choice[:i], (axis, axis.at(step)), *choice[i + 1 :]]
 
-        def peak(step: int) -> int:
-            done = self._evaluate(moved(step))
-            return done[1].peak if done else self.capacity + 1
+        def need(step: int) -> int:
+            return self._need(moved(step))
 
-        return moved(nearest(peak, self.capacity, option.step, before))
+        return moved(nearest(need, self.capacity, option.step, before))
 
     def _combine(self, size: int, limit: int) -> None:
         """Combinations of `size` axes that do not fit with fewer."""
@@ -193,15 +218,19 @@ class Search:
         usable = [a for a in self.axes if not a.alone and a.name in self._tried]
         candidates = []
         for axes in combinations(usable, size):
+            rivals = [a.rival for a in axes if a.rival]
+            if len(set(rivals)) < len(rivals):
+                continue
             for tried in product(*(self._tried[a.name] for a in axes)):
-                if foretold(base, [p for _, p in tried]) <= self.capacity:
-                    candidates.append((axes, [o for o, _ in tried]))
+                options = [o for o, _ in tried]
+                if sensible(options) and foretold(base, [p for _, p in tried]) <= self.capacity:
+                    candidates.append((axes, options))
         candidates.sort(key=lambda c: price(c[1]))
         for axes, options in candidates:
             if len(self.found) >= limit or self.calls >= BUDGET:
                 return
             choice = list(zip(axes, options, strict=True))
-            if self._contains_found(choice) or not self._fits(choice):
+            if self._answered(choice) or not self._fits(choice):
                 continue
             if any(self._fits(part) for part in _parts(choice)):
                 continue
@@ -215,11 +244,16 @@ class Search:
                 return max(steps, default=0)
         return 0
 
-    def _contains_found(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
-        """Whether some combination found is part of this one, or weaker on the same axes."""
+    def _answered(self, choice: Sequence[tuple[Axis, Option]]) -> bool:
+        """Whether a combination found is part of this one, or is on the same axes and so, being
+        found before, cheaper.
+        """
         by_axis = {a.name: (a, o) for a, o in choice}
         return any(
-            all(a.name in by_axis and _at_least(*by_axis[a.name], o) for a, o in found.choice)
+            len(found.choice)
+            == len(choice)
+            == len(by_axis.keys() & {a.name for a, _ in found.choice})
+            or all(a.name in by_axis and _at_least(*by_axis[a.name], o) for a, o in found.choice)
             for found in self.found
         )
 

@@ -76,7 +76,7 @@ def _join(
         letters.append(_times(poly, 0, "L" if whole else str(len(layers))))
         numbers.append(_times(poly, 1, str(len(layers))))
     if len({_text(Poly(dict(k)), 0) for k in kinds}) == 1 and len(kinds) > 1:
-        letters = ["Σ_layers " + _text(Poly(dict(next(iter(kinds)))), 0)]
+        letters = ["Σ_layers (" + _text(Poly(dict(next(iter(kinds)))), 0) + ")"]
     if outside:
         letters.append(_text(outside, 0))
         numbers.append(_text(outside, 1))
@@ -140,7 +140,12 @@ def _letters(
         return out + _mlp_letters(layer.mlp, row.role)
     if layer.attention is None:
         return out
-    return out + _attention_letters(layer.attention)
+    letters = _attention_letters(layer.attention)
+    if row.part == "norm":  # a norm over one head, also where n_kv = 1
+        letters.insert(0, ("d", layer.attention.head_dim))
+    # where n_h·d = H, a vector in front of the scores is as long as the heads, not as the stream
+    heads_first = len(row.shape) == 1 and row.role.split(".")[0] in ("q_proj", "k_proj", "v_proj")
+    return letters + out if heads_first else out + letters
 
 
 def _mlp_letters(mlp: MLP | None, role: str) -> list[tuple[str, int]]:

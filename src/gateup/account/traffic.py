@@ -1,48 +1,56 @@
-"""Bytes a step moves between memory and processor, and FLOPs per byte."""
+"""Bytes a step moves between memory and processor, and FLOPs per byte.
+
+Counted: every weight a step uses, once; every cache entry it sees, once; the entries it writes.
+Not counted: activations, which stay in the processor's caches when a step is small and add to the
+traffic when it is not. So FLOPs per byte are a bound: no implementation reaches more.
+"""
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-from gateup.account.figure import Figure, Kind, worst
+from gateup.account.figure import Figure, worst
 from gateup.account.flops import decode_flops, prefill_flops
 from gateup.account.kv import kv_nbytes
 from gateup.account.ledger import Ledger
 
-SOURCE = "every active weight and every visible cache entry read once; activations stay in cache"
+SOURCE = "weights and cache entries of the step, each read once; activations not counted"
+UNIFORM = SOURCE + "; routing taken as uniform and independent (a real router touches fewer)"
 
 
 def weights_read(ledger: Ledger, tokens: int = 1) -> Figure:
     """Bytes of weights that a step over `tokens` tokens reads.
 
-    One token: exact (k of E experts, one embedding row). More: each row of experts is hit by
-    E·(1 − (1 − k/E)^tokens) distinct experts, were routing uniform and tokens independent: an
-    estimate, and an upper one, since real routers favour some experts.
+    One token: exact (k of E experts, one row of the embedding). More: an embedding row each, and
+    E·(1 − (1 − k/E)^tokens) distinct experts of E if the router were uniform: an estimate.
     """
-    spec_rows = {r.name: r for r in ledger.spec.rows}
-    total = Fraction(0)
-    estimated = False
-    experts = {(r.layer, r.role): r for r in ledger.spec.rows if r.experts}
-    del spec_rows
+    experts = {(r.layer, r.role): (r.experts, r.active_experts) for r in ledger.spec.rows}
+    plain = 0
+    routed: dict[tuple[int, int], int] = {}
     for row in ledger.rows:
-        moe = experts.get((row.layer, row.role))
-        if moe is not None and tokens > 1 and moe.active_experts < moe.experts:
-            miss = (1 - moe.active_experts / moe.experts) ** tokens
-            total += Fraction(row.nbytes * (1 - miss))
-            estimated = True
-        elif row.part == "embedding":
-            total += min(row.active_nbytes * tokens, row.nbytes)
+        E, k = experts.get((row.layer, row.role), (0, 0))
+        if row.part == "embedding":
+            plain += min(row.active_nbytes * tokens, row.nbytes)
+        elif k < E and row.nbytes:
+            routed[E, k] = routed.get((E, k), 0) + row.nbytes
         else:
-            total += row.active_nbytes
-    kind: Kind = "estimate" if estimated else "exact"
-    value = round(total)
+            plain += row.active_nbytes
+    letters, numbers, value = ["bytes every token uses"], [str(plain)], plain
+    for (E, k), nbytes in routed.items():
+        if tokens == 1:
+            letters.append("bytes of experts·k/E")
+            numbers.append(f"{nbytes}·{k}/{E}")
+            value += nbytes * k // E
+        else:
+            letters.append("bytes of experts·(1 − (1 − k/E)^tokens)")
+            numbers.append(f"{nbytes}·(1 − (1 − {k}/{E})^{tokens})")
+            value += round(nbytes * (1 - (1 - k / E) ** tokens))
+    guess = bool(routed) and tokens > 1
     return Figure(
         value,
         "B",
-        kind,
-        "active weights" if tokens == 1 else "weights; of E experts E·(1 − (1 − k/E)^tokens)",
-        str(value),
-        SOURCE,
+        "estimate" if guess else "exact",
+        " + ".join(letters),
+        " + ".join(numbers),
+        UNIFORM if guess else SOURCE,
     )
 
 
@@ -73,28 +81,27 @@ def bytes_per_token(
 def intensity(
     ledger: Ledger, context: int, kv_type: str = "f16", batch: int = 1
 ) -> dict[str, Figure]:
-    """FLOPs per byte moved. Keys: decode (a step of `batch`), prefill (`batch` × `context`)."""
+    """FLOPs per byte. Keys: decode (one token for each of `batch`), prefill (`batch` × `context`).
+
+    Beside a machine's FLOP/s divided by its bytes/s they say which of the two limits it.
+    """
     decode = decode_flops(ledger.spec, context).total * batch
     moved = bytes_per_token(ledger, context, kv_type, batch)["total"]
     prefill = prefill_flops(ledger.spec, context, batch=batch).total
     weights = weights_read(ledger, batch * context)
-    cache = kv_nbytes(ledger.spec, context, kv_type, batch)
-    once = int(weights.value) + int(cache.value)
+    written = kv_nbytes(ledger.spec, context, kv_type, batch)
+    once = int(weights.value) + int(written.value)
     return {
-        "decode": Figure(
-            decode / moved.value if moved.value else 0.0,
-            "FLOP/B",
-            moved.kind,
-            "decode FLOPs·B / bytes moved",
-            f"{decode} / {moved.value}",
-            SOURCE,
-        ),
-        "prefill": Figure(
-            prefill / once if once else 0.0,
-            "FLOP/B",
-            weights.kind,
-            "prefill FLOPs / (weights + KV written)",
-            f"{prefill} / {once}",
-            SOURCE,
+        "decode": _ratio(decode, moved, "FLOPs of the step / bytes it moves"),
+        "prefill": _ratio(
+            prefill,
+            Figure(once, "B", weights.kind),
+            "FLOPs of the prefill / (weights read + KV written)",
         ),
     }
+
+
+def _ratio(flops: int, moved: Figure, formula: str) -> Figure:
+    value = flops / moved.value if moved.value else 0.0
+    kind = worst("bound", moved.kind)
+    return Figure(value, "FLOP/B", kind, formula, f"{flops} / {moved.value}", SOURCE)

@@ -53,12 +53,17 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """rank r; targets are role names ("q_proj", "gate_proj", ...), "all", "attention" or "mlp"."""
+    """rank r; targets are role names ("q_proj", "gate_proj", ...), "all", "attention" or "mlp".
+
+    modules  an adapter that exists: (spec row, rank, DoRA magnitudes) of each module it adapts,
+             instead of what rank and targets would give
+    """
 
     rank: int = 16
     alpha: float | None = None
     targets: tuple[str, ...] = ("all",)
     dtype: str = "f32"  # PEFT keeps adapters in fp32 by default (autocast_adapter_dtype)
+    modules: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -72,7 +77,9 @@ class Training:
     save           what the MLP keeps for the backward pass: "hf" (transformers' eager: x, gate,
                    act(gate), up, product), "all" (fused act⊙up), "gate_up", "input"
     checkpointing  "layer": recompute each layer, keep its input only
-    autocast       fp32 weights, low-precision compute (adds cast copies)
+    autocast       compute in the low dtype; fp32 weights (and adapters) get cast copies
+    grad_dtype     of gradients; None: the trained parameters' own
+    accumulation   micro-batches per step; above 1, gradients outlive each backward pass
     """
 
     method: Method = "lora"
@@ -82,6 +89,7 @@ class Training:
     checkpointing: Checkpointing = "none"
     autocast: bool = False
     grad_dtype: str | None = None
+    accumulation: int = 1
 
 
 @dataclass(frozen=True, slots=True)

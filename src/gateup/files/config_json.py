@@ -47,20 +47,32 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
 )
+# With NaN, Infinity and -Infinity, which Python's json writes and the standard does not have.
+_LENIENT = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def parse_json(
-    data: bytes, where: str, *, error: type[InputError] = ConfigError, max_items: int = MAX_ITEMS
+    data: bytes,
+    where: str,
+    *,
+    error: type[InputError] = ConfigError,
+    max_items: int = MAX_ITEMS,
+    finite: bool = True,
 ) -> Any:
-    """The value that `data` spells, under strict JSON. Raises `error`, naming `where`."""
-    items = data.count(b",") + data.count(b":") + data.count(b"{") + data.count(b"[")
+    """The value that `data` spells, under strict JSON (finite=False: and Python's NaN, Infinity).
+
+    Raises `error`, naming `where`.
+    """
+    items = 0
+    if len(data) > max_items:  # an item has a byte at least
+        items = sum(data.count(c) for c in (b",", b":", b"{", b"["))
     if items > max_items:
         raise error(
             f"the JSON has about {items:,} items", where=where, expected=f"at most {max_items:,}"
         )
     try:
         text = data.decode("utf-8")
-        value = _DECODER.decode(text)
+        value = (_DECODER if finite else _LENIENT).decode(text)
         if b"\\u" in data:  # half of a surrogate pair could be neither printed nor written
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
@@ -81,8 +93,13 @@ def parse_json(
         raise error(f"not JSON as the standard has it: {what}", where=where) from None
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """The JSON object in a file. Raises InputError (unreadable), ConfigError (not such a thing)."""
+def read_json(
+    path: Path, *, max_bytes: int = MAX_CONFIG_BYTES, finite: bool = True
+) -> dict[str, Any]:
+    """The JSON object in a file. Raises InputError (unreadable), ConfigError (not such a thing).
+
+    finite  False: a log of numbers, in which NaN and Infinity may stand
+    """
     handle, size = open_regular(path)
     with handle:
         if size > max_bytes:
@@ -97,7 +114,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any
         raise ConfigError(f"{path.name} is {found[0]}", where=str(path), remedy=found[1])
     if not data.strip():
         raise ConfigError(f"{path.name} is empty", where=str(path), expected="a JSON object")
-    value = parse_json(data, str(path))
+    value = parse_json(data, str(path), finite=finite)
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a number")
         raise ConfigError(f"{path.name} is {kind}", where=str(path), expected="a JSON object")

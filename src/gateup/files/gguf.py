@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateup.errors import HeaderError, InputError
+from gateup.errors import HeaderError, InputError, TruncatedError
 from gateup.files.header import TensorHeader, clip
 from gateup.files.opening import open_regular, refuse_foreign
 from gateup.model.quant.formats import FORMATS
@@ -413,11 +413,21 @@ class _Reader:
                 raise self.fault(f"it overlaps {clip(previous)}", f"an offset of {at:,} or more")
             at = tensor.offset + tensor.nbytes
             if data_start + at > self.size:
-                raise HeaderError(
-                    f"{self.path.name} is truncated: the tensor ends at byte "
-                    f"{data_start + at:,}, the file has {self.size:,}",
-                    where=f"{self.path}, {self.at}",
-                    remedy="fetch the file again; the download did not finish",
-                )
+                raise self.cut_off(table, data_start)
             previous = tensor.name
         return tuple(t._replace(offset=t.offset + data_start) for t in table)
+
+    def cut_off(self, table: list[TensorHeader], data_start: int) -> TruncatedError:
+        """The error for a table, sorted by offset, that leads beyond the file's end."""
+        ends = {t.name: data_start + t.offset + t.nbytes for t in table}
+        cut = tuple(name for name, end in ends.items() if end > self.size)
+        return TruncatedError(
+            f"{self.path.name} is truncated: the tensor ends at byte {ends[cut[0]]:,}, the file "
+            f"has {self.size:,}",
+            where=f"{self.path}, tensor {clip(cut[0])}",
+            remedy="fetch the file again; the download did not finish",
+            have=self.size,
+            need=max(ends.values()),
+            tensors=len(table),
+            cut=cut,
+        )

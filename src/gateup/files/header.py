@@ -13,7 +13,8 @@ class TensorHeader(NamedTuple):
     a quarter of the time.
 
     name       the file's own name for it
-    canonical  the Hub's name for it; None where the model's description has no such tensor, and
+    canonical  the Hub's name for it; of packed weights, scales and the like, the name of the
+               weight they belong to; None where the model's description has no such tensor, and
                as long as no description is at hand
     type       key of FORMATS
     shape      in canonical order: the last axis is the row (GGUF's ne reversed)
@@ -30,6 +31,13 @@ class TensorHeader(NamedTuple):
     file: Path
 
 
+def new_header(
+    fields: tuple[str, str | None, str, tuple[int, ...], int, int, Path],
+) -> TensorHeader:
+    """A TensorHeader from all its fields in order, without the call that names them."""
+    return tuple.__new__(TensorHeader, fields)
+
+
 def clip(text: object, limit: int = 80) -> str:
     """`repr` cut to a length that fits into a message (names come from files of any size)."""
     shown = repr(text[: limit + 1] if isinstance(text, str) else text)
@@ -42,3 +50,8 @@ def listed(names: list[str], limit: int = 5) -> str:
         n if n.isprintable() and len(n) <= 120 else clip(n, 120) for n in names[:limit]
     )
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+def many(n: int, noun: str) -> str:
+    """1 tensor, 1,025 tensors."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

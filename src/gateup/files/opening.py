@@ -13,6 +13,11 @@ CONVERT_REMEDY = (
     "(AutoModelForCausalLM.from_pretrained(folder)) and write it back with "
     "model.save_pretrained(out), which writes safetensors"
 )
+CONVERT_ADAPTER = (
+    "convert it on a machine you trust it on: load it with peft "
+    "(PeftModel.from_pretrained(base, folder)) and write it back with "
+    "model.save_pretrained(out), which writes adapter_model.safetensors"
+)
 
 # First bytes of files that people hand over by mistake: (prefix, what it is, remedy).
 FOREIGN: tuple[tuple[bytes, str, str], ...] = (

@@ -9,12 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from gateup.errors import HeaderError, InputError
+from gateup.errors import HeaderError, InputError, TruncatedError
 from gateup.files.config_json import parse_json, read_json
-from gateup.files.header import TensorHeader, clip, listed
+from gateup.files.header import TensorHeader, clip, listed, many, new_header
+from gateup.files.mismatch import Mismatch, sentences
 from gateup.files.opening import open_regular, refuse_foreign
 from gateup.model.quant.formats import FORMATS
 
@@ -51,6 +53,8 @@ DTYPES: Mapping[str, str] = {
     "U8": "u8",
     "BOOL": "bool",
 }
+
+_AGAIN = "fetch the file again; the download did not finish"
 
 _STORED = {
     name: (key, FORMATS[key].block_size, FORMATS[key].block_bytes) for name, key in DTYPES.items()
@@ -102,7 +106,7 @@ def _truncated(path: Path, how: str) -> HeaderError:
     return HeaderError(
         f"{path.name} is truncated: {how}",
         where=str(path),
-        remedy="fetch the file again; the download did not finish",
+        remedy=_AGAIN,
     )
 
 
@@ -123,30 +127,60 @@ def _tensors(
 ) -> tuple[TensorHeader, ...]:
     """Every entry checked, in the order of the data, which they must cover without a gap."""
     found = []
+    # Most tensors share a few shapes: worked out once, kept once.
+    extents: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int]] = {}
+    at = data_start
+    in_order = True
     for name, entry in header.items():
-        if type(entry) is not dict:
-            raise _fault(path, name, "the entry is not an object", "dtype, shape, data_offsets")
-        offsets = entry.get("data_offsets")
-        if (
-            type(offsets) is not list
-            or len(offsets) != 2
-            or type(offsets[0]) is not int
-            or type(offsets[1]) is not int
-        ):
-            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "two whole numbers")
-        begin, end = offsets
-        stored, shape, nbytes = _extent(path, name, entry)
-        if not 0 <= begin <= end <= MAX_ELEMENTS:
-            raise _fault(path, name, f"data_offsets is {clip(offsets)}", "0 <= begin <= end < 2^64")
-        if end - begin != nbytes:
-            raise _fault(
-                path,
-                name,
-                f"data_offsets span {end - begin:,} bytes",
-                f"{nbytes:,}, which {list(shape)} of {entry['dtype']} take",
+        try:
+            dtype, shape, (begin, end) = (
+                entry["dtype"],
+                tuple(entry["shape"]),
+                entry["data_offsets"],
             )
-        found.append(TensorHeader(name, None, stored, shape, begin + data_start, nbytes, path))
-    found.sort(key=_by_offset)
+            if type(begin) is not int or type(end) is not int or type(entry) is not dict:
+                raise TypeError
+            for d in shape:
+                if type(d) is not int:  # True == 1 would find the other's entry below
+                    raise TypeError
+            known = extents.get((dtype, shape))
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise _malformed(path, name, entry) from None
+        if known is None:
+            known = extents[dtype, shape] = _extent(path, name, dtype, shape)
+        stored, shape, nbytes = known
+        if end - begin != nbytes or not 0 <= begin <= end <= MAX_ELEMENTS:
+            raise _bad_offsets(path, name, (begin, end), nbytes)
+        offset = begin + data_start
+        if offset != at:
+            in_order = False
+        at = offset + nbytes
+        found.append(new_header((name, None, stored, shape, offset, nbytes, path)))
+    if not in_order:
+        found.sort(key=itemgetter(4, 5))  # offset, nbytes: empty tensors first
+        at = _check_cover(found, path, data_start)
+    if at > size:
+        raise TruncatedError(
+            f"{path.name} is truncated: its tensors end at byte {at:,}, the file at {size:,}",
+            where=str(path),
+            remedy=_AGAIN,
+            have=size,
+            need=at,
+            tensors=len(found),
+            cut=tuple(t.name for t in found if t.offset + t.nbytes > size),
+        )
+    if at < size:
+        raise HeaderError(
+            f"{path.name} has {many(size - at, 'byte')} after its last tensor",
+            where=str(path),
+            expected=f"a file of {at:,} bytes",
+            remedy="fetch the file again",
+        )
+    return tuple(found)
+
+
+def _check_cover(found: list[TensorHeader], path: Path, data_start: int) -> int:
+    """Where the data ends; HeaderError at the first overlap or hole."""
     at = data_start
     previous = "the header"
     for tensor in found:
@@ -155,41 +189,25 @@ def _tensors(
                 path,
                 tensor.name,
                 f"it {'overlaps' if tensor.offset < at else 'leaves a hole after'} {previous}: "
-                f"it begins at {tensor.offset - data_start:,}, data so far end at "
+                f"it begins at {tensor.offset - data_start:,}, the data before it ends at "
                 f"{at - data_start:,}",
                 "tensors that cover the data without overlap or hole",
             )
         at += tensor.nbytes
         previous = clip(tensor.name)
-    if at > size:
-        raise _truncated(path, f"its tensors end at byte {at:,}, the file at {size:,}")
-    if at < size:
-        raise HeaderError(
-            f"{path.name} has {size - at:,} bytes after its last tensor",
-            where=str(path),
-            expected=f"a file of {at:,} bytes",
-            remedy="fetch the file again",
-        )
-    return tuple(found)
+    return at
 
 
-def _by_offset(tensor: TensorHeader) -> tuple[int, int]:
-    return tensor.offset, tensor.nbytes
-
-
-def _extent(path: Path, name: str, entry: dict[str, Any]) -> tuple[str, tuple[int, ...], int]:
-    """(key of FORMATS, shape, bytes) of one entry."""
-    dtype = entry.get("dtype")
-    known = _STORED.get(dtype) if isinstance(dtype, str) else None
-    if known is None:
+def _extent(
+    path: Path, name: str, dtype: str, shape: tuple[int, ...]
+) -> tuple[str, tuple[int, ...], int]:
+    """(key of FORMATS, shape, bytes)."""
+    if dtype not in _STORED:
         raise _fault(path, name, f"dtype is {clip(dtype)}", "one of " + ", ".join(DTYPES))
-    shape = entry.get("shape")
-    if type(shape) is not list:
-        raise _fault(path, name, f"shape is {clip(shape)}", "a list of whole numbers")
-    stored, block, block_bytes = known
+    stored, block, block_bytes = _STORED[dtype]
     elements = 1
     for d in shape:
-        if type(d) is not int or d < 0:
+        if d < 0:
             raise _fault(path, name, f"shape holds {clip(d)}", "whole numbers, 0 or more")
         elements *= d
         if elements > MAX_ELEMENTS:
@@ -199,7 +217,31 @@ def _extent(path: Path, name: str, entry: dict[str, Any]) -> tuple[str, tuple[in
         raise _fault(
             path, name, f"{elements:,} elements of {dtype} end inside a byte", "whole bytes"
         )
-    return stored, tuple(shape), blocks * block_bytes
+    return stored, shape, blocks * block_bytes
+
+
+def _malformed(path: Path, name: str, entry: object) -> HeaderError:
+    """What is wrong with an entry that is not dtype, shape and two offsets."""
+    if type(entry) is not dict:
+        return _fault(path, name, f"the entry is {clip(entry)}", "dtype, shape, data_offsets")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str):
+        return _fault(path, name, f"dtype is {clip(dtype)}", "one of " + ", ".join(DTYPES))
+    if type(shape) is not list or any(type(d) is not int for d in shape):
+        return _fault(path, name, f"shape is {clip(shape)}", "a list of whole numbers")
+    return _fault(path, name, f"data_offsets is {clip(offsets)}", "two whole numbers")
+
+
+def _bad_offsets(path: Path, name: str, span: tuple[int, int], nbytes: int) -> HeaderError:
+    begin, end = span
+    if not 0 <= begin <= end <= MAX_ELEMENTS:
+        return _fault(path, name, f"data_offsets is {clip(list(span))}", "0 <= begin <= end < 2^64")
+    return _fault(
+        path,
+        name,
+        f"data_offsets span {end - begin:,} bytes",
+        f"{nbytes:,}, which its shape and dtype take",
+    )
 
 
 def _fault(path: Path, name: str, what: str, expected: str) -> HeaderError:
@@ -208,15 +250,24 @@ def _fault(path: Path, name: str, what: str, expected: str) -> HeaderError:
 
 @dataclass(frozen=True, slots=True)
 class ShardedFiles:
-    """All shards under one index, and what the index says that the shards do not bear out."""
+    """All shards under one index, and what the index says that the shards do not bear out.
+
+    metadata  the index's own: total_size, total_parameters
+    """
 
     files: tuple[SafetensorsFile, ...]
-    problems: tuple[str, ...]
+    mismatches: tuple[Mismatch, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return sentences(self.mismatches)
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """The index's weight_map: tensor name -> shard file name. Raises InputError, HeaderError."""
+def read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """(weight_map: tensor name -> shard file name, metadata). Raises InputError, HeaderError."""
     index = read_json(path, max_bytes=MAX_INDEX_BYTES)
+    metadata = index.get("metadata")
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise HeaderError(
@@ -224,9 +275,10 @@ def read_index(path: Path) -> dict[str, str]:
             where=f"{path}, field weight_map",
             expected="an object from tensor name to shard file name",
         )
-    checked: set[str] = set()
+    checked: dict[str, str] = {}
     for name, shard in weight_map.items():
         if isinstance(shard, str) and shard in checked:
+            weight_map[name] = checked[shard]  # one string per shard, not one per tensor
             continue
         if not isinstance(shard, str) or not _plain_name(shard):
             raise HeaderError(
@@ -234,14 +286,14 @@ def read_index(path: Path) -> dict[str, str]:
                 where=f"{path}, field weight_map",
                 expected="the name of a .safetensors file in the same folder",
             )
-        checked.add(shard)
+        checked[shard] = shard
     if len(checked) > MAX_SHARDS:
         raise HeaderError(
             f"the index names {len(checked):,} shards",
             where=f"{path}, field weight_map",
             expected=f"at most {MAX_SHARDS:,}",
         )
-    return weight_map
+    return weight_map, metadata if isinstance(metadata, dict) else {}
 
 
 def _plain_name(shard: str) -> bool:
@@ -260,7 +312,7 @@ def read_sharded(index: Path) -> ShardedFiles:
 
     Refused: absent shards, a tensor in two shards, a tensor of the index that no shard has.
     """
-    weight_map = read_index(index)
+    weight_map, metadata = read_index(index)
     shards = sorted(set(weight_map.values()))
     absent = [s for s in shards if not (index.parent / s).is_file()]
     if absent:
@@ -271,7 +323,8 @@ def read_sharded(index: Path) -> ShardedFiles:
         )
     files = []
     home: dict[str, str] = {}
-    strays, unlisted = 0, []
+    misplaced: list[str] = []
+    unlisted: list[str] = []
     for shard in shards:
         file = read_safetensors(index.parent / shard)
         files.append(file)
@@ -281,25 +334,28 @@ def read_sharded(index: Path) -> ShardedFiles:
                 raise HeaderError(
                     f"tensor {clip(name)} is in two shards: {home[name]} and {shard}",
                     where=str(index),
+                    remedy="remove the shard of the other upload, or write the model again with "
+                    "save_pretrained",
                 )
             home[name] = shard
-            listed_in = weight_map.get(name)
-            if listed_in is None:
+            said = weight_map.pop(name, None)
+            if said is None:
                 unlisted.append(name)
-            elif listed_in != shard:
-                strays += 1
-    if len(home) - len(unlisted) < len(weight_map):
-        lost = [name for name in weight_map if name not in home]
+            elif said != shard:
+                misplaced.append(name)
+    if weight_map:
         raise HeaderError(
-            f"{len(lost):,} tensors of the index are in no shard: {listed(lost)}",
+            f"{many(len(weight_map), 'tensor')} of the index in no shard: {listed([*weight_map])}",
             where=str(index),
             remedy="fetch index and shards of the same revision",
         )
-    problems = []
+    mismatches = []
     if unlisted:
-        problems.append(
-            f"{len(unlisted):,} tensors in the shards are not in {index.name}: {listed(unlisted)}"
+        sentence = (
+            f"{many(len(unlisted), 'tensor')} of the shards not in {index.name}: {listed(unlisted)}"
         )
-    if strays:
-        problems.append(f"{strays:,} tensors are in another shard than {index.name} says")
-    return ShardedFiles(tuple(files), tuple(problems))
+        mismatches.append(Mismatch("unlisted", sentence, names=tuple(unlisted)))
+    if misplaced:
+        sentence = f"{many(len(misplaced), 'tensor')} in another shard than {index.name} says"
+        mismatches.append(Mismatch("misplaced", sentence, names=tuple(misplaced)))
+    return ShardedFiles(tuple(files), tuple(mismatches), metadata)

@@ -49,6 +49,18 @@ def si(n: float, unit: str = "") -> str:
     return f"{value:,.2f} {prefix}{unit}"
 
 
+def short_memory(nbytes: float) -> str:
+    """Bytes for a chart, where room is scarce: "512 GiB", "8.5 GiB"."""
+    value, unit = _scaled(nbytes, 1024, _BINARY)
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+
+
+def short_si(n: float) -> str:
+    """A count for a chart: "50 G"."""
+    value, prefix = _scaled(n, 1000, _DECIMAL)
+    return f"{value:.3g} {prefix}".rstrip()
+
+
 def billions(n: float) -> str:
     """Parameters as model cards write them: "8.03 B", "134.52 M", "9,216"."""
     for scale, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
@@ -67,10 +79,15 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def rounded(value: float) -> str:
+    """Whole numbers and large ones without decimals, others to four digits: "82,210", "2.891"."""
+    whole = float(value).is_integer() or abs(value) >= 10_000
+    return integer(value) if whole else f"{value:,.4g}"
+
+
 def _plain(unit: str) -> Callable[[float], str]:
     def write(value: float) -> str:
-        text = integer(value) if float(value).is_integer() else f"{value:,.4g}"
-        return f"{text} {unit}".rstrip()
+        return f"{rounded(value)} {unit}".rstrip()
 
     return write
 

@@ -274,37 +274,67 @@ class Rows:
             )
 
 
-def assemble(
-    cfg: Config,
-    name: str,
-    *,
-    family: str,
-    architecture: str,
-    hidden_size: int,
-    vocab_size: int,
-    tie: bool,
-    layers: list[LayerSpec],
-    rows: Rows,
-    max_positions: int | None = None,
-    notes: tuple[str, ...] = (),
-) -> ModelSpec:
-    """The finished spec; the same call for every family."""
-    if max_positions is None:
-        max_positions = cfg.integer("max_position_embeddings", default=None, high=1 << 40)
-    return ModelSpec(
-        family=family,
-        architecture=architecture,
-        name=name,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        tie_word_embeddings=tie,
-        layers=tuple(layers),
-        rows=tuple(rows.list),
-        max_position_embeddings=max_positions,
-        dtype=dtype(cfg),
-        config=cfg.values,
-        notes=notes,
-    )
+@dataclass(frozen=True)
+class Frame:
+    """What a decoder has around its layers: input embeddings, the last norm, the head."""
+
+    family: str
+    architecture: str
+    names: NameTable
+    hidden_size: int
+    vocab_size: int
+    tie: bool
+
+    def rows(self) -> Rows:
+        """The row list, begun with the embeddings [V, H]."""
+        rows = Rows(self.names)
+        shape = (self.vocab_size, self.hidden_size)
+        rows.add("embed_tokens", shape, "embedding", matmul=False)
+        return rows
+
+    def finish(
+        self,
+        cfg: Config,
+        name: str,
+        rows: Rows,
+        layers: list[LayerSpec],
+        *,
+        max_positions: int | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> ModelSpec:
+        """Add the last norm and an untied head [V, H]; the finished spec."""
+        rows.norm("norm", self.hidden_size)
+        if not self.tie:
+            rows.linear("lm_head", self.vocab_size, self.hidden_size, "head", None)
+        return self.spec(cfg, name, rows, layers, max_positions=max_positions, notes=notes)
+
+    def spec(
+        self,
+        cfg: Config,
+        name: str,
+        rows: Rows,
+        layers: list[LayerSpec],
+        *,
+        max_positions: int | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> ModelSpec:
+        """The spec of exactly these rows."""
+        if max_positions is None:
+            max_positions = cfg.integer("max_position_embeddings", default=None, high=1 << 40)
+        return ModelSpec(
+            family=self.family,
+            architecture=self.architecture,
+            name=name,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            tie_word_embeddings=self.tie,
+            layers=tuple(layers),
+            rows=tuple(rows.list),
+            max_position_embeddings=max_positions,
+            dtype=dtype(cfg),
+            config=cfg.values,
+            notes=notes,
+        )
 
 
 def _bias(name: str) -> str:

@@ -12,12 +12,12 @@ from gateup.errors import ConfigError
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
     NameTable,
     Rows,
     activation,
-    assemble,
     num_layers,
     with_bias,
 )
@@ -73,8 +73,8 @@ def _build_gpt2(cfg: Config, name: str) -> ModelSpec:
         raise cfg.fault("add_cross_attention", True, "false: a decoder on its own")
     ffn = ClassicFFNSpec(width, activation(cfg, "activation_function", default="gelu_new"))
     tied = cfg.flag("tie_word_embeddings", default=True)
-    rows = Rows(GPT2_NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("gpt2", "GPT2LMHeadModel", GPT2_NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     rows.add("position_embeddings", (positions, hidden), "embedding", matmul=False)
     layers = []
     for i in range(num_layers(cfg, "n_layer", "num_hidden_layers")):
@@ -88,18 +88,7 @@ def _build_gpt2(cfg: Config, name: str) -> ModelSpec:
     rows.norm("norm", hidden, bias=True)
     if not tied:
         rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="gpt2",
-        architecture="GPT2LMHeadModel",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-        max_positions=positions,
-    )
+    return frame.spec(cfg, name, rows, layers, max_positions=positions)
 
 
 def _gpt2_gguf(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
@@ -108,6 +97,17 @@ def _gpt2_gguf(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     if row.role not in CONV1D_ROLES or template is None:
         return None
     return [GGUFTensor(template.replace("{i}", str(row.layer)), row.shape, (row,), row.params)]
+
+
+def _config_of_gpt2_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """The width as the tensors have it: the converter writes 4H as metadata whatever it is."""
+    del metadata
+    ne = shapes.get("blk.0.ffn_up.weight", ())
+    if len(ne) == 2:
+        config["n_inner"] = ne[1]
+    return config
 
 
 GPT2 = Family(
@@ -126,6 +126,7 @@ GPT2 = Family(
         "vocab_size": "vocab_size",
     },
     gguf_rule=_gpt2_gguf,
+    gguf_config=_config_of_gpt2_gguf,
 )
 
 # ---- BERT ----------------------------------------------------------------------------------------
@@ -186,8 +187,15 @@ def _build_bert(cfg: Config, name: str) -> ModelSpec:
         raise cfg.fault("add_cross_attention", True, "false: an encoder on its own")
     ffn = ClassicFFNSpec(width, activation(cfg, default="gelu"))
     tied = cfg.flag("tie_word_embeddings", default=True)
-    rows = Rows(BERT_NAMES if masked_lm else BERT_BODY_NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame(
+        "bert",
+        "BertForMaskedLM" if masked_lm else "BertModel",
+        BERT_NAMES if masked_lm else BERT_BODY_NAMES,
+        hidden,
+        vocab,
+        tied if masked_lm else True,
+    )
+    rows = frame.rows()
     rows.add("position_embeddings", (positions, hidden), "embedding", matmul=False)
     types = cfg.integer("type_vocab_size", default=2)
     rows.add("token_types", (types, hidden), "embedding", matmul=False)
@@ -210,18 +218,7 @@ def _build_bert(cfg: Config, name: str) -> ModelSpec:
         # One token of a sequence passes through it, so it adds nothing per token.
         rows.add("pooler", (hidden, hidden), "head", matmul=False)
         rows.add("pooler.bias", (hidden,), "head", matmul=False)
-    return assemble(
-        cfg,
-        name,
-        family="bert",
-        architecture="BertForMaskedLM" if masked_lm else "BertModel",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied if masked_lm else True,
-        layers=layers,
-        rows=rows,
-        max_positions=positions,
-    )
+    return frame.spec(cfg, name, rows, layers, max_positions=positions)
 
 
 def _bert_gguf(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:

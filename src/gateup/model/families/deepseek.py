@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateup.model.config import MAX_EXPERTS, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
     Rows,
     activation,
-    assemble,
     num_experts,
     num_layers,
     top_k,
@@ -23,6 +24,7 @@ from gateup.model.families.moe import (
     merged_experts,
     moe_names,
     shared_names,
+    sparse_layers,
 )
 from gateup.model.spec import (
     AttentionSpec,
@@ -59,6 +61,10 @@ NAMES = moe_names(
 )
 # Dense and sparse layers differ in Megatron's name for this norm, so neither is given.
 NAMES["post_attention_layernorm"] = NAMES["post_attention_layernorm"]._replace(megatron=None)
+
+
+# Set in the config of a GGUF from before April 2025, which has kv_b in one tensor.
+WHOLE_KV_B = "gguf_whole_kv_b"
 
 
 def mla(cfg: Config) -> AttentionSpec:
@@ -149,8 +155,15 @@ def builder(v3: bool) -> Callable[[Config, str], ModelSpec]:
         if not all(sparse):
             dense = GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg), mlp_bias)
         tied = cfg.flag("tie_word_embeddings", default=False)
-        rows = Rows(NAMES)
-        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        frame = Frame(
+            "deepseek_v3" if v3 else "deepseek_v2",
+            "DeepseekV3ForCausalLM" if v3 else "DeepseekV2ForCausalLM",
+            NAMES,
+            hidden,
+            vocab,
+            tied,
+        )
+        rows = frame.rows()
         layers = []
         for i in range(n):
             mlp = moe if sparse[i] else dense
@@ -169,21 +182,7 @@ def builder(v3: bool) -> Callable[[Config, str], ModelSpec]:
                     buffer=True,
                 )
             layers.append(LayerSpec(i, attn, mlp))
-        rows.norm("norm", hidden)
-        if not tied:
-            rows.linear("lm_head", vocab, hidden, "head", None)
-        return assemble(
-            cfg,
-            name,
-            family="deepseek_v3" if v3 else "deepseek_v2",
-            architecture="DeepseekV3ForCausalLM" if v3 else "DeepseekV2ForCausalLM",
-            hidden_size=hidden,
-            vocab_size=vocab,
-            tie=tied,
-            layers=layers,
-            rows=rows,
-            notes=_notes(cfg, n),
-        )
+        return frame.finish(cfg, name, rows, layers, notes=_notes(cfg, n))
 
     return build
 
@@ -192,6 +191,8 @@ def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     """kv_b [heads·(nope + v), latent] becomes k_b (transposed) and v_b, one matrix per head."""
     if row.role != "kv_b_proj":
         return merged_experts(spec, row)
+    if spec.config.get(WHOLE_KV_B):
+        return None
     assert row.layer is not None
     attn = spec.layers[row.layer].attention
     assert attn is not None
@@ -205,8 +206,36 @@ def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
     ]
 
 
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Head widths and biases.
+
+    Files with attn_k_b and attn_v_b give the expanded widths as key_length_mla and
+    value_length_mla, and the latent's as key_length; older ones, with attn_kv_b, the expanded
+    ones as key_length and value_length.
+    """
+    arch = "deepseek2."
+    cfg = Config(metadata, "GGUF metadata")
+    split = "_mla" if f"{arch}attention.key_length_mla" in metadata else ""
+    d_qk = cfg.integer(f"{arch}attention.key_length{split}")
+    rope = cfg.integer(f"{arch}rope.dimension_count", high=d_qk - 1)
+    config["qk_rope_head_dim"] = rope
+    config["qk_nope_head_dim"] = d_qk - rope
+    config["v_head_dim"] = cfg.integer(f"{arch}attention.value_length{split}")
+    # As MLA is computed there is one KV head; the expanded keys have as many as the queries.
+    config["num_key_value_heads"] = config.get("num_attention_heads")
+    config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in shapes
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
+    if "blk.0.attn_kv_b.weight" in shapes:
+        config[WHOLE_KV_B] = True
+    if not sparse_layers(shapes, config.get("num_hidden_layers")):
+        config["n_routed_experts"] = None
+    return config
+
+
 _KEYS = {
-    **{k: v for k, v in GGUF_KEYS.items() if not k.startswith("attention.key_length")},
+    **{k: v for k, v in GGUF_KEYS.items() if k != "attention.key_length"},
     "expert_count": "n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -214,7 +243,6 @@ _KEYS = {
     "leading_dense_block_count": "first_k_dense_replace",
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.q_lora_rank": "q_lora_rank",
-    "rope.dimension_count": "qk_rope_head_dim",
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
     "expert_group_count": "n_group",
@@ -231,6 +259,7 @@ def _family(v3: bool) -> Family:
         gguf_arch="deepseek2",
         gguf_keys=_KEYS,
         gguf_rule=gguf_rule,
+        gguf_config=config_of_gguf,
     )
 
 

@@ -109,14 +109,17 @@ _build_gemma3_text_part = builder(
 )
 
 
+# Keys of the whole file that hold for its language model too.
+_OUTER_KEYS = (
+    *("architectures", "torch_dtype", "dtype", "tie_word_embeddings"),
+    "quantization_config",
+)
+
+
 def _build_gemma3(cfg: Config, name: str) -> ModelSpec:
     """The language model of an image-and-text Gemma 3, from its nested `text_config`."""
     text = cfg.sub("text_config")
-    outer = {
-        key: cfg.values[key]
-        for key in ("architectures", "torch_dtype", "dtype", "tie_word_embeddings")
-        if cfg.values.get(key) is not None
-    }
+    outer = {key: cfg.values[key] for key in _OUTER_KEYS if cfg.values.get(key) is not None}
     spec = _build_gemma3_text_part(Config({**outer, **text.values}, text.where), name)
     return replace(
         spec,

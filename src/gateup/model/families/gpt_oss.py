@@ -7,36 +7,47 @@ The canonical tensor is the logical one (`experts.gate_up_proj` [E, H, 2I]); `co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from gateup.errors import ConfigError
-from gateup.model.config import Config
+from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     Names,
-    Rows,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
     top_k,
 )
 from gateup.model.families.llama import GGUF_KEYS
-from gateup.model.families.moe import add_stacked, layer_windows, moe_names, split_stacked
+from gateup.model.families.moe import add_stacked, moe_names, split_stacked
+from gateup.model.families.windows import by_layer, window_size
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
-# Even columns gate, odd columns up; bias and scales lie the same way.
-LAYOUT = GateUpLayout("interleaved", "gate_up", "in_out", stacked=True)
+# Even columns gate, odd columns up; bias and scales lie the same way. The numbers are the
+# activation's: gate cut at 7, up at ±7, gate·sigmoid(1.702·gate)·(up + 1).
+LAYOUT = GateUpLayout(
+    "interleaved",
+    "gate_up",
+    "in_out",
+    stacked=True,
+    bias=True,
+    clamp=7.0,
+    alpha=1.702,
+    offset=1.0,
+)
+# The packed form: rows along the input, so output rows come first ([E, 2I, H/32, 16] bytes).
+PACKED_LAYOUT = replace(LAYOUT, orientation="out_in", scales="rows")
 
 _MLP = "model.layers.{i}.mlp."
 
 NAMES = moe_names(
     {
         "router": Names(_MLP + "router.weight", "blk.{i}.ffn_gate_inp.weight"),
-    },
-    {
         # GGUF: gate and up apart, by rule
         "experts.gate_up_proj": Names(_MLP + "experts.gate_up_proj"),
         "experts.gate_up_proj.bias": Names(_MLP + "experts.gate_up_proj_bias"),
@@ -88,6 +99,15 @@ def companion_shape(suffix: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*stored, COMPANIONS[suffix]) if suffix == "_blocks" else stored
 
 
+def _layout(cfg: Config) -> GateUpLayout:
+    """The layout with the activation's numbers where the config gives them."""
+    return replace(
+        LAYOUT,
+        clamp=cfg.number("swiglu_limit", default=LAYOUT.clamp),
+        alpha=cfg.number("swiglu_alpha", default=LAYOUT.alpha),
+    )
+
+
 def build(cfg: Config, name: str) -> ModelSpec:
     """Expert width is `intermediate_size`; layers alternate windowed and full, windowed first."""
     hidden = cfg.integer("hidden_size")
@@ -95,19 +115,18 @@ def build(cfg: Config, name: str) -> ModelSpec:
     n = num_layers(cfg)
     activation(cfg)  # refuse unknown names; the clamped form below is what the model computes
     experts = num_experts(cfg, "num_local_experts", "num_experts")
-    expert = GatedMLPSpec(cfg.integer("intermediate_size"), "gpt_oss", bias=True, layout=LAYOUT)
+    width = cfg.integer("intermediate_size", high=MAX_DIM // 2)
     moe = MoESpec(
         experts,
         top_k(cfg, experts, "num_experts_per_tok", "experts_per_token"),
-        expert,
+        GatedMLPSpec(width, "gpt_oss", bias=True, layout=_layout(cfg)),
         router_bias=True,
     )
-    window = cfg.integer("sliding_window", default=None, high=1 << 40)
-    windows = layer_windows(cfg, n, window, [i % 2 == 0 for i in range(n)])
+    windows = by_layer(cfg, n, window_size(cfg, default=128), lambda i: i % 2 == 0)
     bias = cfg.flag("attention_bias", default=True)
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("gpt_oss", "GptOssForCausalLM", NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(n):
         attn = gqa(cfg, hidden, window=windows[i])
@@ -118,20 +137,17 @@ def build(cfg: Config, name: str) -> ModelSpec:
         rows.linear("router", experts, hidden, "mlp", i, bias=True)
         add_stacked(rows, i, hidden, moe)
         layers.append(LayerSpec(i, attn, moe))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="gpt_oss",
-        architecture="GptOssForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
+
+
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Attention biases show in the tensors only; no window in the metadata means none."""
+    del metadata
+    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    config.setdefault("sliding_window", None)
+    return config
 
 
 GPT_OSS = Family(
@@ -141,12 +157,13 @@ GPT_OSS = Family(
     build=build,
     gguf_arch="gpt-oss",
     gguf_keys={
-        **GGUF_KEYS,
+        **{k: v for k, v in GGUF_KEYS.items() if k != "feed_forward_length"},
         "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "intermediate_size",
     },
     gguf_rule=split_stacked,
+    gguf_config=config_of_gguf,
 )
 
 FAMILIES = (GPT_OSS,)

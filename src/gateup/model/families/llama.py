@@ -13,17 +13,17 @@ from typing import Any, Literal
 from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
     NameTable,
     Rows,
     activation,
-    assemble,
     gqa,
     num_layers,
     with_bias,
 )
-from gateup.model.families.windows import WindowRule, no_windows, window_size
+from gateup.model.families.windows import WindowRule, no_windows
 from gateup.model.layout import SPLIT, GateUpLayout
 from gateup.model.spec import Activation, AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec
 
@@ -179,11 +179,6 @@ def config_of_llama_gguf(
     return config
 
 
-def sliding_window(cfg: Config) -> int | None:
-    """The one window of a model that has the same on every layer (Mixtral)."""
-    return window_size(cfg)
-
-
 @dataclass(frozen=True)
 class DenseShape:
     """What sets one Llama-shaped family apart from the next.
@@ -236,28 +231,15 @@ def builder(shape: DenseShape) -> Callable[[Config, str], ModelSpec]:
         mlp = GatedMLPSpec(width, shape.act(cfg), _switch(cfg, shape.mlp_bias), layout)
         attn = gqa(cfg, hidden)
         biases = (_switch(cfg, shape.qkv_bias), _switch(cfg, shape.o_bias))
-        rows = Rows(shape.names)
-        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        frame = Frame(shape.model_type, shape.architecture, shape.names, hidden, vocab, tied)
+        rows = frame.rows()
         layers = []
         variants: dict[int | None, AttentionSpec] = {}
         for i, window in enumerate(shape.windows(cfg, num_layers(cfg))):
             attention = variants.setdefault(window, replace(attn, window=window))
             _layer(rows, shape, i, hidden, attention, mlp, biases)
             layers.append(LayerSpec(i, attention, mlp))
-        rows.norm("norm", hidden)
-        if not tied:
-            rows.linear("lm_head", vocab, hidden, "head", None)
-        return assemble(
-            cfg,
-            name,
-            family=shape.model_type,
-            architecture=shape.architecture,
-            hidden_size=hidden,
-            vocab_size=vocab,
-            tie=tied,
-            layers=layers,
-            rows=rows,
-        )
+        return frame.finish(cfg, name, rows, layers)
 
     return build
 

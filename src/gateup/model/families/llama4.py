@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from gateup.model.config import Config
+from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
-    Rows,
     activation,
-    assemble,
     dtype,
     gqa,
     num_experts,
@@ -24,9 +24,10 @@ from gateup.model.families.base import (
     top_k,
     with_bias,
 )
-from gateup.model.families.llama import GGUF_KEYS, rope_freqs
+from gateup.model.families.llama import GGUF_KEYS, config_of_llama_gguf, rope_freqs
 from gateup.model.families.llama import NAMES as LLAMA_NAMES
-from gateup.model.families.moe import add_stacked, layer_windows, shared_names, split_stacked
+from gateup.model.families.moe import add_stacked, shared_names, sparse_layers, split_stacked
+from gateup.model.families.windows import MAX_WINDOW, Windows, layer_types
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
@@ -49,7 +50,9 @@ def _names(prefix: str) -> dict[str, Names]:
             "experts.down_proj": Names(_FF + "experts.down_proj", "blk.{i}.ffn_down_exps.weight"),
         }
     )
-    return {role: n._replace(hf=prefix + n.hf) for role, n in table.items()}
+    return {
+        role: n._replace(hf=prefix + n.hf, meta=None, megatron=None) for role, n in table.items()
+    }
 
 
 TEXT_NAMES = _names("")
@@ -68,17 +71,20 @@ def _moe_layers(cfg: Config, layers: int) -> set[int]:
     return set(range(step - 1, layers, step))
 
 
-def _windows(cfg: Config, layers: int) -> list[int | None]:
+def _windows(cfg: Config, layers: int) -> Windows:
     """Chunks on the layers with rope; every `no_rope_layer_interval`-th sees everything."""
-    chunk = cfg.integer("attention_chunk_size", default=None, high=1 << 40)
+    chunk = cfg.integer("attention_chunk_size", default=None, high=MAX_WINDOW)
     if "attention_chunk_size" not in cfg.values:
         chunk = 8192  # the class's default, also llama.cpp's constant
+    types = layer_types(cfg, layers)
+    if types is not None:
+        return [chunk if kind == "chunked_attention" else None for kind in types]
     if cfg.raw("no_rope_layers"):  # an empty list means "not set" in the published configs
         rope = [bool(x) for x in cfg.integers("no_rope_layers", length=layers, high=1)]
     else:
         interval = cfg.integer("no_rope_layer_interval", default=4)
         rope = [(i + 1) % interval != 0 for i in range(layers)]
-    return layer_windows(cfg, layers, chunk, rope)
+    return [chunk if uses_rope else None for uses_rope in rope]
 
 
 def _specs(cfg: Config, layers: int) -> tuple[MoESpec | None, GatedMLPSpec | None, set[int]]:
@@ -88,7 +94,7 @@ def _specs(cfg: Config, layers: int) -> tuple[MoESpec | None, GatedMLPSpec | Non
     moe = dense = None
     if sparse:
         experts = num_experts(cfg, "num_local_experts", "num_experts")
-        width = cfg.integer("intermediate_size")
+        width = cfg.integer("intermediate_size", high=MAX_DIM // 2)
         moe = MoESpec(
             experts,
             top_k(cfg, experts),
@@ -110,8 +116,8 @@ def _build_text(
     windows = _windows(cfg, n)
     bias = cfg.flag("attention_bias", default=False)
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(names)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame(family, architecture, names, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(n):
         attn = replace(gqa(cfg, hidden, window=windows[i]), chunked=windows[i] is not None)
@@ -127,20 +133,7 @@ def _build_text(
         elif mlp is not None:
             rows.gated_mlp(i, hidden, mlp)
         layers.append(LayerSpec(i, attn, mlp))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family=family,
-        architecture=architecture,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 def build_text(cfg: Config, name: str) -> ModelSpec:
@@ -161,6 +154,17 @@ def gguf_extra(spec: ModelSpec) -> list[GGUFTensor]:
     """The rope table, whose settings a multimodal config keeps one level down."""
     text = spec.config.get("text_config")
     return rope_freqs(replace(spec, config=text) if isinstance(text, Mapping) else spec)
+
+
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """A window of 0 switches the chunks off; else llama.cpp takes 8192, whatever was trained."""
+    config = config_of_llama_gguf(metadata, shapes, config)
+    config["attention_chunk_size"] = None if config.pop("sliding_window", None) == 0 else 8192
+    layers = config.get("num_hidden_layers")
+    config["moe_layers"] = sparse_layers(shapes, layers)
+    return config
 
 
 def _family(
@@ -185,6 +189,7 @@ def _family(
         },
         gguf_rule=split_stacked,
         gguf_extra=gguf_extra,
+        gguf_config=config_of_gguf,
     )
 
 

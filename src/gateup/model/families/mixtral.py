@@ -5,17 +5,17 @@ from __future__ import annotations
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     Names,
-    Rows,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
     top_k,
 )
-from gateup.model.families.llama import GGUF_KEYS, rope_freqs, sliding_window
+from gateup.model.families.llama import GGUF_KEYS, config_of_llama_gguf, rope_freqs
 from gateup.model.families.moe import add_moe, expert_names, merged_experts, moe_names
+from gateup.model.families.windows import window_size
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
 _WEIGHTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -29,7 +29,7 @@ def _names() -> dict[str, Names]:
             hf=f"model.layers.{{i}}.block_sparse_moe.experts.{{e}}.{w}.weight",
             meta=f"layers.{{i}}.feed_forward.experts.{{e}}.{w}.weight",
         )
-    return moe_names(table)
+    return moe_names(table, meta=True)
 
 
 NAMES = _names()
@@ -39,7 +39,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
     """Expert width is `intermediate_size`; there is no dense layer and no shared expert."""
     hidden = cfg.integer("hidden_size")
     vocab = cfg.integer("vocab_size")
-    attn = gqa(cfg, hidden, window=sliding_window(cfg))
+    attn = gqa(cfg, hidden, window=window_size(cfg))
     experts = num_experts(cfg, "num_local_experts", "num_experts")
     moe = MoESpec(
         experts,
@@ -47,8 +47,8 @@ def build(cfg: Config, name: str) -> ModelSpec:
         GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg)),
     )
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("mixtral", "MixtralForCausalLM", NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(num_layers(cfg)):
         rows.norm("input_layernorm", hidden, i)
@@ -56,20 +56,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
         rows.norm("post_attention_layernorm", hidden, i)
         add_moe(rows, i, hidden, moe)
         layers.append(LayerSpec(i, attn, moe))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="mixtral",
-        architecture="MixtralForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 MIXTRAL = Family(
@@ -85,6 +72,7 @@ MIXTRAL = Family(
     },
     gguf_rule=merged_experts,
     gguf_extra=rope_freqs,
+    gguf_config=config_of_llama_gguf,
 )
 
 FAMILIES = (MIXTRAL,)

@@ -1,16 +1,20 @@
-"""What the mixture-of-experts families share: names, rows, which layers are sparse, windows."""
+"""What the mixture-of-experts families share: names, rows, which layers are sparse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from gateup.model.config import Config
+from gateup.model.config import MAX_LAYERS, Config
 from gateup.model.families.base import GGUFTensor, Names, Rows, with_bias
 from gateup.model.families.llama import NAMES as LLAMA_NAMES
+from gateup.model.families.llama import without
 from gateup.model.spec import GatedMLPSpec, ModelSpec, MoESpec, TensorSpec
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _GGUF = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+# Megatron keeps gate and up in one tensor, gate first.
+_FC = {"gate_proj": "linear_fc1", "up_proj": "linear_fc1", "down_proj": "linear_fc2"}
+_MEGATRON = "decoder.layers.{i}.mlp."
 
 
 def expert_names(block: str = "mlp") -> dict[str, Names]:
@@ -20,19 +24,14 @@ def expert_names(block: str = "mlp") -> dict[str, Names]:
         "router": Names(
             f"{head}.gate.weight",
             "blk.{i}.ffn_gate_inp.weight",
-            megatron="decoder.layers.{i}.mlp.router.weight",
+            megatron=_MEGATRON + "router.weight",
         )
     }
     for role in PROJECTIONS:
-        megatron = (
-            "decoder.layers.{i}.mlp.experts.local_experts.{e}.linear_fc2.weight"
-            if role == "down_proj"
-            else None  # gate and up are one tensor there, linear_fc1
-        )
         table["experts." + role] = Names(
             f"{head}.experts.{{e}}.{role}.weight",
             f"blk.{{i}}.ffn_{_GGUF[role]}_exps.weight",
-            megatron=megatron,
+            megatron=f"{_MEGATRON}experts.local_experts.{{e}}.{_FC[role]}.weight",
         )
     return table
 
@@ -43,15 +42,19 @@ def shared_names(module: str) -> dict[str, Names]:
         "shared_expert." + role: Names(
             f"model.layers.{{i}}.{module}.{role}.weight",
             f"blk.{{i}}.ffn_{_GGUF[role]}_shexp.weight",
+            megatron=f"{_MEGATRON}shared_experts.{_FC[role]}.weight",
         )
         for role in PROJECTIONS
     }
 
 
-def moe_names(*tables: dict[str, Names]) -> dict[str, Names]:
-    """Llama's table plus `tables`. Megatron norms an MoE layer's input in a module of its own."""
+def moe_names(*tables: dict[str, Names], meta: bool = False) -> dict[str, Names]:
+    """Llama's table plus `tables`; without Meta's names unless `meta`.
+
+    Megatron gives the norm before sparse layers a module of its own.
+    """
+    names = dict(LLAMA_NAMES) if meta else without(LLAMA_NAMES, "meta")
     norm = "post_attention_layernorm"
-    names = dict(LLAMA_NAMES)
     names[norm] = names[norm]._replace(megatron="decoder.layers.{i}.pre_mlp_layernorm.weight")
     for table in tables:
         names.update(with_bias(table))
@@ -117,25 +120,16 @@ def sparse_step_layers(cfg: Config, layers: int) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(layers)]
 
 
-def layer_windows(
-    cfg: Config, layers: int, window: int | None, default: Sequence[bool]
-) -> list[int | None]:
-    """Window per layer, from `layer_types` where the config lists them, else from `default`."""
-    if not cfg.has("layer_types"):
-        return [window if limited else None for limited in default]
-    types = cfg.raw("layer_types")
-    known = ("full_attention", "sliding_attention", "chunked_attention")
-    if not isinstance(types, list) or len(types) != layers:
-        raise cfg.fault("layer_types", types, f"a list of {layers} entries")
-    for i, kind in enumerate(types):
-        if kind not in known:
-            raise cfg.fault(f"layer_types[{i}]", kind, "one of " + ", ".join(known))
-    return [None if kind == "full_attention" else window for kind in types]
-
-
 def dense_and_moe(rows: Rows, layer: int, hidden: int, mlp: GatedMLPSpec | MoESpec) -> None:
     """The feed-forward rows of a layer that is either dense or sparse."""
     if isinstance(mlp, MoESpec):
         add_moe(rows, layer, hidden, mlp)
     else:
         rows.gated_mlp(layer, hidden, mlp)
+
+
+def sparse_layers(shapes: Mapping[str, tuple[int, ...]], layers: object) -> list[int]:
+    """The layers of a GGUF that have a router."""
+    if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
+        return []
+    return [i for i in range(layers) if f"blk.{i}.ffn_gate_inp.weight" in shapes]

@@ -7,7 +7,6 @@ are the families' tables; here they are turned round: from a name to its row.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal, get_args
 
@@ -163,7 +162,8 @@ class NameIndex:
             if len(parts) != dots + 2:
                 continue
             head, dot, number = parts[0].rpartition(".")
-            if not dot or not number.isascii() or not number.isdigit() or len(number) > 6:
+            # "007" and "²" are digits to Python and no expert's number.
+            if not dot or not number.isdecimal() or len(number) > 6 or str(int(number)) != number:
                 continue
             rows = self._experts.get((head, ".".join(parts[1:])))
             if rows is not None and int(number) < rows[0].copies:
@@ -188,18 +188,3 @@ def _variants(name: str) -> Iterator[str]:
             break
     for backbone in BACKBONES:
         yield seen.removeprefix(backbone) if seen.startswith(backbone) else backbone + seen
-
-
-# Tensors that files carry and no model needs: buffers that older releases stored, and heads of
-# pretraining tasks.
-LEFTOVERS = re.compile(
-    r"\.rotary_emb\.inv_freq$"  # Llama conversions before transformers 4.32
-    r"|(?:^|\.)h\.\d+\.attn\.(?:masked_)?bias$"  # GPT-2's causal mask
-    r"|(?:^|\.)embeddings\.(?:position|token_type)_ids$"
-    r"|^cls\.seq_relationship\."  # BERT's next-sentence head
-)
-
-
-def is_leftover(name: str) -> bool:
-    """True for a tensor of a Hub file that belongs to no row and is no fault either."""
-    return LEFTOVERS.search(name) is not None

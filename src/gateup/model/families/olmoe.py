@@ -5,15 +5,14 @@ from __future__ import annotations
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
-    Rows,
+    Frame,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
     top_k,
 )
-from gateup.model.families.llama import GGUF_KEYS
+from gateup.model.families.llama import GGUF_KEYS, config_of_llama_gguf
 from gateup.model.families.moe import add_moe, expert_names, merged_experts, moe_names
 from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
@@ -33,8 +32,8 @@ def build(cfg: Config, name: str) -> ModelSpec:
     )
     bias = cfg.flag("attention_bias", default=False)
     tied = cfg.flag("tie_word_embeddings", default=False)
-    rows = Rows(NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("olmoe", "OlmoeForCausalLM", NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i in range(num_layers(cfg)):
         rows.norm("input_layernorm", hidden, i)
@@ -44,20 +43,7 @@ def build(cfg: Config, name: str) -> ModelSpec:
         rows.norm("post_attention_layernorm", hidden, i)
         add_moe(rows, i, hidden, moe)
         layers.append(LayerSpec(i, attn, moe))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="olmoe",
-        architecture="OlmoeForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 OLMOE = Family(
@@ -72,6 +58,7 @@ OLMOE = Family(
         "expert_used_count": "num_experts_per_tok",
     },
     gguf_rule=merged_experts,
+    gguf_config=config_of_llama_gguf,
 )
 
 FAMILIES = (OLMOE,)

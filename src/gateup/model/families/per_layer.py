@@ -12,11 +12,10 @@ from gateup.errors import ConfigError, UnknownArchitectureError
 from gateup.model.config import MAX_DIM, Config
 from gateup.model.families.base import (
     Family,
+    Frame,
     GGUFTensor,
     Names,
-    Rows,
     activation,
-    assemble,
     num_layers,
     with_bias,
 )
@@ -125,8 +124,8 @@ def _build_openelm(cfg: Config, name: str) -> ModelSpec:
     qk_norm = cfg.flag("normalize_qk_projections")
     attentions = _openelm_attention(cfg, n, hidden)
     widths = _openelm_widths(cfg, n, hidden)
-    rows = Rows(OPENELM_NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("openelm", "OpenELMForCausalLM", OPENELM_NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i, (attn, width) in enumerate(zip(attentions, widths, strict=True)):
         mlp = GatedMLPSpec(width, act, layout=GateUpLayout("concat", "gate_up"))
@@ -142,19 +141,11 @@ def _build_openelm(cfg: Config, name: str) -> ModelSpec:
         rows.linear("gate_up_proj", 2 * width, hidden, "mlp", i)
         rows.linear("down_proj", hidden, width, "mlp", i)
         layers.append(LayerSpec(i, attn, mlp))
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
+    return frame.finish(
         cfg,
         name,
-        family="openelm",
-        architecture="OpenELMForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
+        rows,
+        layers,
         max_positions=cfg.integer("max_context_length", default=None, high=1 << 40),
     )
 
@@ -289,6 +280,8 @@ def _deci_blocks(
     activation(cfg)
     bias = cfg.flag("mlp_bias", default=False)
     if not cfg.has("block_configs"):  # DeciLM-6B and 7B: only the KV heads vary
+        if not cfg.has("num_key_value_heads_per_layer"):
+            raise cfg.missing("block_configs", "num_key_value_heads_per_layer")
         kv = cfg.integers("num_key_value_heads_per_layer", length=n, low=1)
         mlp = GatedMLPSpec(cfg.integer("intermediate_size"), activation(cfg), bias)
         for i, k in enumerate(kv):
@@ -315,8 +308,8 @@ def _build_deci(cfg: Config, name: str) -> ModelSpec:
     vocab = cfg.integer("vocab_size")
     tied = cfg.flag("tie_word_embeddings", default=False)
     bias = cfg.flag("attention_bias", default=False)
-    rows = Rows(DECI_NAMES)
-    rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+    frame = Frame("nemotron-nas", "DeciLMForCausalLM", DECI_NAMES, hidden, vocab, tied)
+    rows = frame.rows()
     layers = []
     for i, (attn, mlp) in enumerate(_deci_blocks(cfg, hidden)):
         if attn is not None:
@@ -338,20 +331,7 @@ def _build_deci(cfg: Config, name: str) -> ModelSpec:
                 mlp if isinstance(mlp, GatedMLPSpec) else None,
             )
         )
-    rows.norm("norm", hidden)
-    if not tied:
-        rows.linear("lm_head", vocab, hidden, "head", None)
-    return assemble(
-        cfg,
-        name,
-        family="nemotron-nas",
-        architecture="DeciLMForCausalLM",
-        hidden_size=hidden,
-        vocab_size=vocab,
-        tie=tied,
-        layers=layers,
-        rows=rows,
-    )
+    return frame.finish(cfg, name, rows, layers)
 
 
 def _deci_gguf(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from gateup.errors import UnknownArchitectureError
 from gateup.model.config import Config
 from gateup.model.families.base import (
     Family,
+    Frame,
+    GGUFTensor,
     Names,
-    Rows,
     activation,
-    assemble,
     gqa,
     num_experts,
     num_layers,
@@ -18,15 +20,17 @@ from gateup.model.families.base import (
 )
 from gateup.model.families.llama import GGUF_KEYS
 from gateup.model.families.moe import (
+    PROJECTIONS,
     dense_and_moe,
     expert_names,
-    layer_windows,
     merged_experts,
     moe_names,
     shared_names,
+    sparse_layers,
     sparse_step_layers,
 )
-from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
+from gateup.model.families.windows import Windows, by_layer, window_size
+from gateup.model.spec import GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, TensorSpec
 
 QWEN3_NAMES = moe_names(expert_names())
 QWEN2_NAMES = moe_names(
@@ -36,20 +40,21 @@ QWEN2_NAMES = moe_names(
         "shared_expert_gate": Names(
             "model.layers.{i}.mlp.shared_expert_gate.weight",
             "blk.{i}.ffn_gate_inp_shexp.weight",
+            megatron="decoder.layers.{i}.mlp.shared_experts.gate_weight",
         )
     },
 )
 
 
-def _windows(cfg: Config, layers: int, *, alternating: bool) -> list[int | None]:
+def _windows(cfg: Config, layers: int, *, alternating: bool) -> Windows:
     """Off unless `use_sliding_window`. Qwen2-MoE: the even layers below `max_window_layers`."""
     if not cfg.flag("use_sliding_window", default=False):
         return [None] * layers
-    window = cfg.integer("sliding_window", default=None, high=1 << 40)
+    size = window_size(cfg, default=4096)
     if not alternating:
-        return [window] * layers
+        return [size] * layers
     limit = cfg.integer("max_window_layers", default=28, low=0)
-    return layer_windows(cfg, layers, window, [i % 2 == 0 and i < limit for i in range(layers)])
+    return by_layer(cfg, layers, size, lambda i: i % 2 == 0 and i < limit)
 
 
 def _moe(cfg: Config, *, shared: bool) -> MoESpec:
@@ -85,8 +90,15 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
             if qwen2
             else cfg.flag("attention_bias", default=False)
         )
-        rows = Rows(QWEN2_NAMES if qwen2 else QWEN3_NAMES)
-        rows.add("embed_tokens", (vocab, hidden), "embedding", matmul=False)
+        frame = Frame(
+            "qwen2_moe" if qwen2 else "qwen3_moe",
+            "Qwen2MoeForCausalLM" if qwen2 else "Qwen3MoeForCausalLM",
+            QWEN2_NAMES if qwen2 else QWEN3_NAMES,
+            hidden,
+            vocab,
+            tied,
+        )
+        rows = frame.rows()
         layers = []
         for i, window in enumerate(_windows(cfg, n, alternating=qwen2)):
             attn = gqa(cfg, hidden, window=window)
@@ -99,22 +111,33 @@ def builder(qwen2: bool) -> Callable[[Config, str], ModelSpec]:
             rows.norm("post_attention_layernorm", hidden, i)
             dense_and_moe(rows, i, hidden, mlp)
             layers.append(LayerSpec(i, attn, mlp))
-        rows.norm("norm", hidden)
-        if not tied:
-            rows.linear("lm_head", vocab, hidden, "head", None)
-        return assemble(
-            cfg,
-            name,
-            family="qwen2_moe" if qwen2 else "qwen3_moe",
-            architecture="Qwen2MoeForCausalLM" if qwen2 else "Qwen3MoeForCausalLM",
-            hidden_size=hidden,
-            vocab_size=vocab,
-            tie=tied,
-            layers=layers,
-            rows=rows,
-        )
+        return frame.finish(cfg, name, rows, layers)
 
     return build
+
+
+def gguf_rule(spec: ModelSpec, row: TensorSpec) -> list[GGUFTensor] | None:
+    """llama.cpp's Qwen MoE architectures have experts in every layer."""
+    if row.role in PROJECTIONS:
+        raise UnknownArchitectureError(
+            f"layer {row.layer} has a dense MLP, which llama.cpp cannot hold in a Qwen MoE model",
+            where=spec.name,
+        )
+    return merged_experts(spec, row)
+
+
+def config_of_gguf(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Biases and the layers without experts show in the tensors only; no window is written."""
+    del metadata
+    config["qkv_bias"] = "blk.0.attn_q.bias" in shapes
+    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    layers = config.get("num_hidden_layers")
+    sparse = set(sparse_layers(shapes, layers))
+    if sparse and isinstance(layers, int):
+        config["mlp_only_layers"] = [i for i in range(layers) if i not in sparse]
+    return config
 
 
 _KEYS = {
@@ -131,7 +154,8 @@ QWEN2_MOE = Family(
     build=builder(True),
     gguf_arch="qwen2moe",
     gguf_keys={**_KEYS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-    gguf_rule=merged_experts,
+    gguf_rule=gguf_rule,
+    gguf_config=config_of_gguf,
 )
 
 QWEN3_MOE = Family(
@@ -141,7 +165,8 @@ QWEN3_MOE = Family(
     build=builder(False),
     gguf_arch="qwen3moe",
     gguf_keys=_KEYS,
-    gguf_rule=merged_experts,
+    gguf_rule=gguf_rule,
+    gguf_config=config_of_gguf,
 )
 
 FAMILIES = (QWEN2_MOE, QWEN3_MOE)

@@ -2,11 +2,13 @@
 
 All of them replace linear layers and leave embeddings, the output head, norms, biases and routers
 as they are (bf16; f16 for AWQ and GPTQ, whose scales are f16). Experts count as linear layers when
-the checkpoint stores them one by one; bitsandbytes cannot convert stacked ones, and transformers 5
-stacks them in memory, so there "nf4" and "int8" describe what vLLM and transformers 4 hold.
+the checkpoint stores them one by one. bitsandbytes converts nn.Linear only: stacked experts stay,
+and transformers 5 stacks in memory also those that the file keeps apart, so for MoE models "nf4"
+and "int8" describe programs that hold experts as layers (transformers 4).
 
 Layouts [source]: bitsandbytes 0.50.2's quantize_4bit and int8_vectorwise_quant (measured on real
-tensors), AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear, transformers' FP8Linear.
+tensors), AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear, transformers' FP8Linear and Mxfp4GptOss
+experts.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from gateup.errors import UsageError
 from gateup.model.quant.formats import FORMATS, StoredTensor
@@ -65,6 +68,11 @@ def _fp8_block(out: int, inp: int, block: int) -> int:
     return out * inp + 4 * _ceil(out, block) * _ceil(inp, block)
 
 
+def _mxfp4(out: int, inp: int, _: int) -> int:
+    """Blocks uint8 [out, in/32, 16] and scales uint8 [out, in/32]: 17 bytes per 32 weights."""
+    return out * (inp // 32) * 17
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """One quantisation of linear layers.
@@ -74,6 +82,7 @@ class Scheme:
     stacked        whether experts stacked in one tensor are converted, each as a matrix
     rest           dtype of what is not converted, where the model does not say f16
     keeps          roles of linear layers that stay as they are
+    experts        whether only routed experts are converted
     """
 
     matrix_nbytes: Callable[[int, int, int], int]
@@ -81,6 +90,7 @@ class Scheme:
     stacked: bool = True
     rest: str = "bf16"
     keeps: frozenset[str] = frozenset({"router", "shared_expert_gate"})
+    experts: bool = False
 
 
 _ROUTER = frozenset({"router"})
@@ -94,6 +104,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "gptq:*": Scheme(_gptq, multiples=(32, 0), rest="f16"),
     "fp8": Scheme(_fp8),
     "fp8:*": Scheme(_fp8_block),
+    "mxfp4": Scheme(_mxfp4, multiples=(1, 32), experts=True),  # gpt-oss
 }
 
 # For lists of known formats.
@@ -109,6 +120,7 @@ SPELLINGS = (
     "gptq:128",
     "fp8",
     "fp8:128",
+    "mxfp4",
 )
 
 _GROUPED = re.compile(r"(awq|gptq|fp8):([1-9][0-9]{0,4})")
@@ -117,6 +129,37 @@ _GROUPED = re.compile(r"(awq|gptq|fp8):([1-9][0-9]{0,4})")
 def is_known(fmt: str) -> bool:
     """Whether `fmt` (lower case) names one of these quantisations."""
     return fmt in SCHEMES or _GROUPED.fullmatch(fmt) is not None
+
+
+def declared(config: Mapping[str, Any]) -> str | None:
+    """The format that a config.json's quantization_config stands for; "" where it declares one that
+    is none of these, None where it declares none.
+    """
+    quant = config.get("quantization_config")
+    if not isinstance(quant, Mapping) or not quant:
+        return None
+    method, bits = quant.get("quant_method"), quant.get("bits", quant.get("w_bit", 4))
+    name = method if isinstance(method, str) else ""
+    if name in ("awq", "gptq"):
+        group = quant.get("group_size", quant.get("q_group_size", 128))
+        name = f"{name}:{group}" if bits == 4 else ""
+    elif name == "fp8":
+        block = quant.get("weight_block_size")
+        name = f"fp8:{block[0]}" if isinstance(block, list) and block else "fp8"
+    elif name == "bitsandbytes":
+        name = _bitsandbytes(quant)
+    return name if is_known(name) else ""
+
+
+def _bitsandbytes(quant: Mapping[str, Any]) -> str:
+    if quant.get("load_in_8bit") is True:
+        return "int8"
+    if quant.get("load_in_4bit") is not True or quant.get("bnb_4bit_quant_type") not in (
+        "nf4",
+        "fp4",  # other levels, the same bytes
+    ):
+        return ""
+    return "nf4:double" if quant.get("bnb_4bit_use_double_quant") is True else "nf4"
 
 
 def _parse(fmt: str) -> tuple[Scheme, int]:
@@ -147,6 +190,8 @@ def converted(row: TensorSpec, fmt: str) -> bool:
     """Whether `fmt` quantises this row."""
     scheme, _ = _parse(fmt)
     if matrix_of(row) is None or row.role in scheme.keeps:
+        return False
+    if scheme.experts and not row.experts:
         return False
     return scheme.stacked or len(row.shape) == 2
 

@@ -162,6 +162,9 @@ LOW = frozenset(_LOW.split())
 _IQ2_SM = "iq2_s iq2_m"
 _RAISED = " q2_k q3_k_s q3_k_m q4_k_s q4_k_m iq3_xxs iq3_xs iq3_s iq3_m iq4_nl iq4_xs"
 
+# Asked before the rules of a tensor's kind, except for the output matrix.
+FIRST_RULES = _rules(("mxfp4_moe", "stacked", "mxfp4"), ("mxfp4_moe", "", "q8_0"))
+
 RULES: Mapping[Category, tuple[Rule, ...]] = {
     # Also the embedding table of a model without an output matrix of its own (tied).
     "output": _rules(
@@ -171,15 +174,12 @@ RULES: Mapping[Category, tuple[Rule, ...]] = {
         ("", "", "q6_k"),
     ),
     "token_embd": _rules(
-        ("mxfp4_moe", "", "q8_0"),
         ("iq1_s iq1_m iq2_xxs iq2_xs", "", "q2_k"),
         (_IQ2_SM + " iq3_xxs", "", "iq3_s"),
         ("tq1_0 tq2_0", "", "q4_k"),
     ),
     # attn_v, and the fused attn_qkv and attn_kv_b, which hold V.
     "attn_v": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         (_LOW, "gqa 4 or 4 experts", "q4_k"),
         (_IQ2_SM, "", "iq3_s"),
         (_LOW, "", "q2_k"),
@@ -196,22 +196,16 @@ RULES: Mapping[Category, tuple[Rule, ...]] = {
         ("q4_k_s", "first 4", "q5_k"),
     ),
     "attn_k": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         (_LOW, "8 experts", "q4_k"),
         ("", "8 experts", "q8_0"),
         ("iq3_xs", "", "iq3_xxs"),
         ("iq3_xxs", "", "iq2_s"),
     ),
     "attn_q": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         ("iq3_xs", "", "iq3_xxs"),
         ("iq3_xxs", "", "iq2_s"),
     ),
     "ffn_down": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         (_IQ2_SM, "first 1/8", "iq3_s"),
         (_LOW, "first 1/8", "q2_k"),
         ("q2_k", "", "q3_k"),
@@ -230,8 +224,6 @@ RULES: Mapping[Category, tuple[Rule, ...]] = {
         ("q5_0", "first 1/8, imatrix", "q5_1"),
     ),
     "attn_output": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         (_LOW + _RAISED, "8 experts", "q5_k"),
         ("iq1_s iq1_m", "not 8 experts", "iq2_xxs"),
         (_IQ2_SM + " iq3_xxs", "not 8 experts", "iq3_s"),
@@ -240,19 +232,12 @@ RULES: Mapping[Category, tuple[Rule, ...]] = {
         ("q3_k_l", "not 8 experts", "q5_k"),
     ),
     "ffn_up": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         ("iq3_xs", "middle 3/4", "iq3_xxs"),
     ),
     "ffn_gate": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
         ("iq3_xs", "middle 3/4", "iq3_xxs"),
     ),
-    "other": _rules(
-        ("mxfp4_moe", "stacked", "mxfp4"),
-        ("mxfp4_moe", "", "q8_0"),
-    ),
+    "other": (),
 }
 
 # In a "70B" model eight query heads share each V head, so attn_v is small and gets more bits.

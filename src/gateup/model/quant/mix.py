@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -19,6 +20,7 @@ from gateup.model.quant.llamacpp import (
     CATEGORY_OF,
     CURRENT,
     FILE_TYPES,
+    FIRST_RULES,
     KEPT,
     LOW,
     RULES,
@@ -38,6 +40,7 @@ __all__ = [
     "FileType",
     "file_type",
     "gguf_types",
+    "is_known",
     "kind_of",
     "known_formats",
     "stored",
@@ -71,6 +74,12 @@ def kind_of(fmt: str) -> Literal["dtype", "gguf", "hf"]:
     if hf_formats.is_known(name):
         return "hf"
     raise UsageError(f"format {fmt!r} is not known", expected=_list(known_formats()))
+
+
+def is_known(fmt: str) -> bool:
+    """Whether `stored` takes the name."""
+    name = fmt.lower()
+    return name in PLAIN or name.removeprefix(PREFIX) in FILE_TYPES or hf_formats.is_known(name)
 
 
 def known_formats() -> list[str]:
@@ -112,21 +121,29 @@ def stored(spec: ModelSpec, fmt: str, *, rules: RuleSet = CURRENT) -> tuple[Stor
 
 
 def gguf_types(
-    spec: ModelSpec, file_type_name: str, *, rules: RuleSet = CURRENT, imatrix: bool = False
+    spec: ModelSpec,
+    file_type_name: str,
+    *,
+    rules: RuleSet = CURRENT,
+    imatrix: bool = False,
+    fall_back: bool = True,
 ) -> list[tuple[GGUFTensor, str]]:
     """The type llama-quantize gives each tensor of the model's GGUF, in the GGUF's order.
 
     The source is an unquantised GGUF (weights F16 or BF16; norms, biases and routers F32).
-    imatrix  an importance matrix is given, which changes a few choices
+    imatrix    an importance matrix is given, which changes a few choices
+    fall_back  False: the types the rules want, also for rows that are no whole number of their
+               blocks
 
     Raises UsageError (file type), UnknownArchitectureError (no GGUF architecture).
     """
     chosen = file_type(file_type_name)
     tensors = gguf_tensors(spec)
-    types = _Chooser(spec, chosen, tensors, rules, imatrix).types()
+    types = _Chooser(spec, chosen, tensors, rules, imatrix, fall_back).types()
     return [(t, types[t.name]) for t in tensors]
 
 
+@lru_cache(maxsize=8192)
 def category(name: str) -> Category:
     """The rule table's category of a GGUF tensor's name."""
     if name == "output.weight":
@@ -138,8 +155,9 @@ def category(name: str) -> Category:
 
 def quantisable(tensor: GGUFTensor) -> bool:
     """Matrices are converted; vectors, norms, biases and routers stay F32."""
-    axes = sum(1 for i in range(len(tensor.ne)) if prod(tensor.ne[i:]) > 1)
-    return axes >= 2 and tensor.name.endswith("weight") and not any(k in tensor.name for k in KEPT)
+    if all(d == 1 for d in tensor.ne[1:]) or not tensor.name.endswith("weight"):
+        return False
+    return not any(k in tensor.name for k in KEPT)
 
 
 def _layer(name: str) -> int:
@@ -158,11 +176,13 @@ class _Chooser:
         tensors: list[GGUFTensor],
         rules: RuleSet,
         imatrix: bool,
+        fall_back: bool = True,
     ) -> None:
         self.chosen = chosen
         self.tensors = sorted(tensors, key=lambda t: (_layer(t.name), t.name))
         self.rules = rules
         self.imatrix = imatrix
+        self.fall_back = fall_back
         self.layers = spec.num_layers
         moes = [x.mlp for x in spec.layers if isinstance(x.mlp, MoESpec)]
         self.experts = max((m.num_experts for m in moes), default=0)
@@ -189,11 +209,13 @@ class _Chooser:
         kind = category(tensor.name)
         if kind == "token_embd" and self.tied:
             kind = "output"
-        if kind == "output" and tensor.ne[0] % FORMATS[default].block_size:
+        whole = tensor.ne[0] % FORMATS[default].block_size == 0
+        if kind == "output" and not whole and self.fall_back:
             return "q8_0"
         situation = self._situation(tensor, kind)
         name = self.chosen.name
-        found = next((r.type for r in RULES[kind] if r.holds(name, situation)), default)
+        rules = RULES[kind] if kind == "output" else (*FIRST_RULES, *RULES[kind])
+        found = next((r.type for r in rules if r.holds(name, situation)), default)
         if kind == "attn_v" and self.big and name not in LOW:
             return SEVENTY_B_V.get(found, found)
         return found
@@ -211,7 +233,7 @@ class _Chooser:
 
     def _fall_back(self, type_: str, row: int) -> str:
         """A row that is no whole number of blocks takes the rule set's smaller block, or F16."""
-        if row % FORMATS[type_].block_size == 0:
+        if row % FORMATS[type_].block_size == 0 or not self.fall_back:
             return type_
         smaller = self.rules.fallback.get(type_, type_)
         return "f16" if row % FORMATS[smaller].block_size else smaller

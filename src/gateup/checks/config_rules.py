@@ -1,0 +1,467 @@
+"""Config against weights: whether config.json says what the files hold, and what it should say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gateup.checks.context import Context
+from gateup.checks.edits import Edit
+from gateup.checks.finding import Evidence, Finding, Severity
+from gateup.checks.rule import rule
+from gateup.checks.shapes import Width, Wrong, odd_widths, shard_degree, wrong_shapes
+from gateup.checks.words import SHOWN, in_layers
+from gateup.files.gguf import Skipped
+from gateup.files.header import many
+from gateup.files.mismatch import Mismatch
+from gateup.model.families import family_of
+from gateup.model.families.per_layer import deci_width
+from gateup.model.spec import GatedMLPSpec
+
+Numbers = Mapping[str, int | float | str]
+
+
+@rule("config.fields", "config.json describes the weights beside it", needs=["headers"])
+def fields(context: Context) -> Iterable[Finding]:
+    """A config.json that was edited, or copied from a sibling, does not fit the files; loaders
+    answer with the first shape that differs. Here every field that a shape follows from is tried
+    with the values that the files' own numbers suggest, and the headers are matched again: the
+    remedy is an edit after which nothing differs.
+
+    Example: a Qwen2.5-0.5B with "num_key_value_heads": 14. k_proj and v_proj of 24 layers are
+    [128, 896] where 14·64 = 896 rows are described. With 2 every tensor fits.
+
+    What is edited is the description. Weights are never changed to fit a config.
+    """
+    edit = context.edit
+    if edit is None:
+        return
+    before = context.checkpoint.mismatches
+    wrong = [m for m in before if m.kind in ("shape", "absent", "partly", "beyond", "unknown")]
+    count = sum(len(m.tensors) or len(m.rows) for m in wrong)
+    only_more = all(m.kind == "beyond" for m in wrong)
+    severity: Severity = "warning" if only_more else "error"
+    source = context.source("config")
+    said = ", ".join(f"{_key(context, k)} {_value(old)}" for k, (old, _) in edit.changes.items())
+    fits = ", ".join(f"{_key(context, k)} {_value(new)}" for k, (_, new) in edit.changes.items())
+    numbers: dict[str, int | float | str] = {"tensors": count}
+    for key, (old, new) in edit.changes.items():
+        numbers[f"{key}.found"] = "absent" if old is None else old
+        numbers[f"{key}.fits"] = new
+    yield Finding(
+        "config.fields",
+        severity,
+        f"{many(count, 'tensor')} {'differs' if count == 1 else 'differ'} from the config: it says "
+        f"{said}, the files fit {fits}",
+        tuple(_evidence(wrong, source)),
+        _why(edit, context),
+        f"set {fits} in {source}" + ("" if _leftover(edit) else "; every tensor fits then"),
+        numbers,
+    )
+
+
+def _key(context: Context, key: str) -> str:
+    """The field's name as the file spells it (GGUF has its own keys)."""
+    if context.checkpoint.kind != "gguf":
+        return key
+    family = family_of(context.spec)
+    ours = next((k for k, name in family.gguf_keys.items() if name == key), None)
+    return f"{family.gguf_arch}.{ours}" if ours else key
+
+
+def _value(value: int | bool | None) -> str:
+    if value is None:
+        return "(absent)"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _leftover(edit: Edit) -> bool:
+    return any(
+        m.kind in ("shape", "absent", "partly", "beyond", "unknown") for m in edit.mismatches
+    )
+
+
+def _evidence(mismatches: Sequence[Mismatch], source: str) -> Iterable[Evidence]:
+    left = SHOWN
+    for m in mismatches:
+        if m.kind == "shape":
+            pairs = list(zip(m.tensors, m.expected, strict=True))[:left]
+            for tensor, shape in pairs:
+                yield Evidence(tensor.name, str(list(tensor.shape)), str(list(shape)), source)
+        elif m.tensors:
+            pairs = [(t, ()) for t in m.tensors[:left]]
+            for tensor, _ in pairs:
+                yield Evidence(tensor.name, str(list(tensor.shape)), "no such tensor", source)
+        else:
+            pairs = []
+            for row in m.rows[:left]:
+                yield Evidence(row.name, "absent", str(list(row.shape)), source)
+                left -= 1
+        left -= len(pairs)
+        if left <= 0:
+            return
+
+
+# Field -> what is usually behind it.
+_REASONS: Mapping[str, str] = {
+    "vocab_size": "The embedding was resized, or never was, and config.json says otherwise.",
+    "num_hidden_layers": "Layers were added or removed and config.json was not.",
+    "tie_word_embeddings": "There is no head in the files: it is the embedding. Untied, a loader "
+    "fills the head with random numbers.",
+    "mlp_bias": "The MLPs' biases are in the files; a loader drops what is not declared.",
+    "attention_bias": "The projections' biases are in the files; a loader drops what is not "
+    "declared.",
+}
+
+
+def _why(edit: Edit, context: Context) -> str:
+    reasons = []
+    for key, (_, new) in edit.changes.items():
+        if new is False and key.endswith("bias"):
+            reasons.append("The declared biases are in no file.")
+        elif key in _REASONS:
+            reasons.append(_REASONS[key])
+    return " ".join(reasons) or (
+        f"{context.source('config')} belongs to another model, or was edited after the weights "
+        "were written."
+    )
+
+
+@rule(
+    "config.widths", "Every layer's MLP has the width that the config gives it", needs=["headers"]
+)
+def widths(context: Context) -> Iterable[Finding]:
+    """Pruning layer by layer leaves MLPs of different widths. Most architectures have one
+    intermediate_size for all, so no value of it fits, and stock classes cannot load the file.
+
+    The lossless way out is to pad with zeros to one width: rows of gate_proj and up_proj, columns
+    of down_proj. A zero row of up makes act(gate)·up zero whatever the activation is, a zero
+    column of down ignores it: no output changes.
+
+    Example: a Qwen2.5-0.5B (hidden 896, intermediate 4864, 24 layers) has down_proj of 2816
+    columns in layers 4 and 9, 3840 in 7, 768 in 13 and 17. The file is whole. Padding those five
+    layers back to 4864 costs 3·896·(2·2048 + 1024 + 2·4096) = 35,782,656 weights.
+
+    ignore_mismatched_sizes is no way out: it replaces the tensors that do not fit by random ones.
+    """
+    wrongs = wrong_shapes(context)
+    if shard_degree(context, wrongs):
+        return
+    odd = odd_widths(context, wrongs)
+    torn = [w for w in odd if w.found is None]
+    if torn:
+        yield _torn(context, torn)
+    for group in ("", "experts", "shared_expert"):
+        whole = [w for w in odd if w.found is not None and w.group == group]
+        if whole:
+            yield _padding(context, whole, group)
+
+
+def _torn(context: Context, torn: Sequence[Width]) -> Finding:
+    tensors = [w for t in torn for w in t.tensors]
+    return Finding(
+        "config.widths",
+        "error",
+        f"gate, up and down disagree about the width in {in_layers([t.layer for t in torn])}",
+        tuple(_shape(w, context) for w in tensors[:SHOWN]),
+        "One of them was cut or padded without the others; no width fits all three.",
+        "take these layers from the source of the checkpoint; what was cut away is not in the file",
+        {"layers": len(torn), "tensors": len(tensors)},
+    )
+
+
+def _padding(context: Context, odd: Sequence[Width], group: str) -> Finding:
+    spec = context.spec
+    said = odd[0].said
+    found = {w.layer: w.found or 0 for w in odd}
+    target = max(*found.values(), *(w.said for w in odd))
+    label = {"": "an MLP", "experts": "experts", "shared_expert": "shared experts"}[group]
+    by_width = Counter(found.values())
+    listing = "; ".join(
+        f"{width} in {in_layers([i for i, w in found.items() if w == width])}"
+        for width in sorted(by_width, reverse=True)
+    )
+    per_layer = family_of(spec).model_type in ("nemotron-nas", "openelm")
+    experts = max(max(t.row.experts, 1) for w in odd for t in w.tensors)
+    copies = experts if group == "experts" else 1
+    rest = [x.index for x in spec.layers if x.mlp is not None and x.index not in found]
+    channel = 3 * spec.hidden_size + (2 if _biased(context, odd[0]) else 0)
+    cost = channel * copies * sum(target - width for width in found.values())
+    short = sorted(i for i, width in found.items() if width < target)
+    others = rest if target > said else []
+    cost += channel * copies * len(others) * (target - said)
+    pad = in_layers([*short, *others])
+    remedy = f"pad gate and up with zero rows and down with zero columns to {target}"
+    remedy += f" in {pad}"
+    if target != said:
+        remedy += f", and set intermediate_size to {target}"
+    remedy += f": no output changes, {cost:,} weights more"
+    if per_layer:
+        remedy = f"write these widths into the config's per-layer fields: {listing}; or {remedy}"
+    return Finding(
+        "config.widths",
+        "error",
+        f"{len(found)} of {spec.num_layers} layers have {label} of another width than {said}: "
+        f"{listing}",
+        tuple(_shape(w, context) for o in odd for w in o.tensors[-1:])[:SHOWN],
+        "The files are whole: gate, up and down of each of these layers agree with each other "
+        f"(pruned layer by layer, it seems). {spec.architecture} has "
+        + (
+            "a width for each layer, and the config gives others."
+            if per_layer
+            else "one width for all layers, so no intermediate_size is right."
+        ),
+        remedy
+        + ("" if per_layer else "; otherwise ship a class with a width per layer")
+        + ". Not ignore_mismatched_sizes: it puts random weights there",
+        {"layers": len(found), "target": target, "cost": cost}
+        | {f"layer.{i}": w for i, w in sorted(found.items())},
+    )
+
+
+def _biased(context: Context, odd: Width) -> bool:
+    """Whether gate and up have biases, which are padded too."""
+    rows = context.spec.layer_rows(odd.layer)
+    return any(
+        r.role.removeprefix(odd.group + ".").startswith(("gate", "up"))
+        and r.role.endswith("_proj.bias")
+        for r in rows
+    )
+
+
+def _shape(w: Wrong, context: Context) -> Evidence:
+    return Evidence(
+        w.tensor.name,
+        str(list(w.tensor.shape)),
+        str(list(w.expected)),
+        context.source("config"),
+    )
+
+
+@rule("config.shape", "Every tensor has the shape that the config gives it", needs=["headers"])
+def shape(context: Context) -> Iterable[Finding]:
+    """What is left when no edit of the config explains the shapes, no layer was pruned, nothing is
+    transposed and the file is not one shard of several.
+
+    Example: model.layers.3.self_attn.q_proj.weight is [3072, 4096] where [4096, 4096] is
+    described, and all other layers are as described: eight heads of one layer were pruned. A
+    loader refuses the tensor.
+    """
+    wrongs = [w for w in wrong_shapes(context) if not w.transposed and not w.empty]
+    if shard_degree(context, wrongs):
+        return
+    claimed = {w.tensor.name for o in odd_widths(context, wrongs) for w in o.tensors}
+    left = [w for w in wrongs if w.tensor.name not in claimed]
+    if not left:
+        return
+    roles = Counter(w.row.role for w in left)
+    listing = ", ".join(f"{n}× {role}" for role, n in roles.most_common(4))
+    yield Finding(
+        "config.shape",
+        "error",
+        f"{many(len(left), 'tensor')} of another shape than described ({listing})",
+        tuple(_shape(w, context) for w in left[:SHOWN]),
+        "No single change of the config explains these shapes, so the tensors themselves were "
+        "changed: pruned, cut, or taken from another model.",
+        "take them from the source of the checkpoint, or fetch config.json and weights of one "
+        "revision",
+        {"tensors": len(left)},
+    )
+
+
+@rule("config.tied", "Tied embeddings are stored once", needs=["headers"])
+def tied(context: Context) -> Iterable[Finding]:
+    """With tie_word_embeddings the output head is the embedding matrix. A separate lm_head.weight
+    beside it is V·H parameters too many: the model is counted larger than it is, the file is
+    larger, and if the two differ (one was trained, merged or quantised alone) the second is
+    dropped at load.
+
+    Example: a merge of gemma-2-9b lists lm_head.weight. 256,000·3,584 = 917,504,000 parameters
+    too many: 9,241,705,984 become 10,159,209,984, and people call it a 10B.
+    """
+    spec = context.spec
+    for m in context.mismatches("head"):
+        head = m.tensors[0]
+        excess = spec.vocab_size * spec.hidden_size
+        params = spec.params
+        nbytes = sum(t.nbytes for t in m.tensors)
+        yield Finding(
+            "config.tied",
+            "warning",
+            f"{head.name} is stored although the embeddings are tied: {excess:,} parameters too "
+            f"many ({params:,} become {params + excess:,})",
+            (
+                Evidence(
+                    head.name,
+                    f"{list(head.shape)}, {nbytes:,} bytes in {head.file.name}",
+                    "no such tensor",
+                    f"{context.source('config')}, tie_word_embeddings true",
+                ),
+            ),
+            "A writer unpacked the tie: a merge or a conversion that stores every parameter by "
+            "name. Loaders tie the head to the embedding and drop it.",
+            f"drop {head.name} and its entry in the index, if it equals the embedding; if it does "
+            f"not, it was trained apart: set tie_word_embeddings to false",
+            {"excess": excess, "params": params, "bytes": nbytes},
+        )
+
+
+@rule("config.vocab", "The vocabulary holds the tokenizer's entries", needs=["tokenizer"])
+def vocab(context: Context) -> Iterable[Finding]:
+    """The embedding has vocab_size rows. More rows than the tokenizer has entries are normal:
+    they pad the matrix to a multiple of 64 or 128, and no token has their ids. Only a tokenizer
+    that has outgrown the embedding needs a resize; shrinking to len(tokenizer) is always wrong
+    (adapters, tensor parallelism and the base's own files stop fitting).
+
+    Example: Qwen2.5-7B has vocab_size 152,064 and len(tokenizer) 151,665. 399 padding rows,
+    nothing to do. An adapter that saved embed_tokens as [151665, 3584] was made by a class that
+    shrank the base to the tokenizer: load it with plain PeftModel, or resize its base to 151,665
+    first.
+    """
+    tokenizer = context.tokenizer
+    assert tokenizer is not None
+    V = context.spec.vocab_size
+    need = max(tokenizer.highest + 1, tokenizer.size)
+    source = f"{tokenizer.path.name}/{tokenizer.source}"
+    numbers = {"vocab_size": V, "tokenizer": tokenizer.size, "highest_id": tokenizer.highest}
+    evidence = (
+        Evidence(
+            "vocab_size",
+            f"{V:,}",
+            f"{need:,} or more",
+            f"{source}: {tokenizer.size:,} entries, highest id {tokenizer.highest:,}",
+        ),
+    )
+    if need > V:
+        beyond = sorted((i, t) for t, i in tokenizer.added.items() if i >= V)
+        names = ", ".join(f"{t!r} = {i}" for i, t in beyond[:3])
+        target = -(-need // 64) * 64
+        yield Finding(
+            "config.vocab",
+            "error",
+            f"the tokenizer has ids up to {tokenizer.highest:,}, the embedding {V:,} rows",
+            evidence,
+            "Tokens beyond the embedding end in an index error, on a GPU in a device-side assert."
+            + (f" Beyond it: {names}." if names else ""),
+            f"model.resize_token_embeddings({need}, pad_to_multiple_of=64) makes {target:,} rows "
+            f"({(target - V) * context.spec.hidden_size:,} new weights a matrix), which have to "
+            "be trained; or use the tokenizer that belongs to the model",
+            {**numbers, "rows": target},
+        )
+    elif need < V:
+        yield Finding(
+            "config.vocab",
+            "note",
+            f"{V - need:,} rows of the vocabulary pad it: {V:,} rows, {tokenizer.size:,} tokens",
+            evidence,
+            "Normal: no token has these ids. Only growth needs a resize.",
+            "never shrink the matrix to len(tokenizer)",
+            {**numbers, "padding": V - need},
+        )
+
+
+@rule("config.gguf_vocab", "A GGUF's embedding has a row for each of its tokens", needs=["headers"])
+def gguf_vocab(context: Context) -> Iterable[Finding]:
+    """llama.cpp takes the vocabulary's size from the list of tokens and wants an embedding of
+    exactly so many rows: its converter fills the list up with [PAD…] tokens where config.json
+    has more rows than the tokenizer has entries. Token ids of bos, eos and the like must be in it.
+
+    Example: tokenizer.ggml.tokens holds 151,665 strings, token_embd.weight has 151,936 rows. The
+    file does not load: "tensor 'token_embd.weight' has wrong shape".
+    """
+    tokens = context.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if context.checkpoint.kind != "gguf" or not isinstance(tokens, list | Skipped):
+        return
+    count = tokens.length if isinstance(tokens, Skipped) else len(tokens)
+    V = context.spec.vocab_size
+    if count and count != V:
+        yield Finding(
+            "config.gguf_vocab",
+            "error",
+            f"the GGUF lists {count:,} tokens, its embedding has {V:,} rows",
+            (Evidence("token_embd.weight", f"{V:,} rows", f"{count:,}", "tokenizer.ggml.tokens"),),
+            "llama.cpp wants one row for each token and refuses the file. Embedding and tokenizer "
+            "come from different models, or a converter did not pad the list.",
+            "convert again with the model's own tokenizer in the folder; llama.cpp's converter "
+            "pads the list by itself",
+            {"tokens": count, "rows": V},
+        )
+    for key in ("bos", "eos", "unknown", "padding"):
+        name = f"tokenizer.ggml.{key}_token_id"
+        number = context.checkpoint.metadata.get(name)
+        if isinstance(number, int) and number >= max(count, 1):
+            yield Finding(
+                "config.gguf_vocab",
+                "warning",
+                f"{name} is {number:,}, the list has {count:,} tokens",
+                (Evidence(name, f"{number:,}", f"below {count:,}", "tokenizer.ggml.tokens"),),
+                "llama.cpp warns and takes its default, so the text may not end where it should.",
+                "convert again with the model's own tokenizer in the folder",
+                {"id": number, "tokens": count},
+            )
+
+
+@rule("config.blocks", "Widths per block are given in one way")
+def blocks(context: Context) -> Iterable[Finding]:
+    """Nemotron-NAS (DeciLM) configs have no width at the top: intermediate_size is null, and each
+    entry of block_configs has ffn.intermediate_size or ffn.ffn_mult, from which
+    I = int(2·ffn_mult·H/3) rounded up to a multiple of 256 follows. Blocks with no_op have no MLP.
+    Tools that read the top-level field fail, or take a default.
+
+    Example: H = 16,384 and ffn_mult 1.95 give 21,299, rounded up 21,504; 4.875, 5.25, 31.40625 and
+    39.0 give 53,248, 57,344, 343,040 and 425,984 exactly. Where a block has both spellings, the
+    explicit width is the one that counts.
+    """
+    spec = context.spec
+    entries = spec.config.get("block_configs")
+    if family_of(spec).model_type != "nemotron-nas" or not isinstance(entries, list):
+        return
+    both = list(_disagreeing(spec.hidden_size, entries))
+    if both:
+        yield Finding(
+            "config.blocks",
+            "warning",
+            f"{many(len(both), 'block')} with a width and an ffn_mult that disagree",
+            tuple(
+                Evidence(
+                    f"block_configs[{i}].ffn",
+                    f"intermediate_size {explicit}",
+                    f"{derived}",
+                    f"ffn_mult {mult}: int(2·{mult}·{spec.hidden_size}/3) up to 256s",
+                )
+                for i, explicit, mult, derived in both[:SHOWN]
+            ),
+            "One of the two is out of date. Tools differ in which they read.",
+            "remove ffn_mult, or set it so that it gives the explicit width",
+            {"blocks": len(both)},
+        )
+    if spec.config.get("intermediate_size") is None and context.checkpoint.kind != "gguf":
+        count = Counter(
+            x.mlp.intermediate_size if isinstance(x.mlp, GatedMLPSpec) else 0 for x in spec.layers
+        )
+        listing = ", ".join(
+            f"{width or 'no MLP'} in {many(n, 'layer')}" for width, n in sorted(count.items())
+        )
+        yield Finding(
+            "config.blocks",
+            "note",
+            f"the width is given per block: {listing}",
+            (Evidence("intermediate_size", "null", "", context.source("config")),),
+            "A tool that reads the top-level intermediate_size finds none.",
+            "",
+            {f"width.{width}": n for width, n in sorted(count.items())},
+        )
+
+
+def _disagreeing(hidden: int, entries: Sequence[Any]) -> Iterable[tuple[int, int, float, int]]:
+    """(block, explicit width, ffn_mult, width that it gives) where the two differ."""
+    for i, entry in enumerate(entries):
+        ffn = entry.get("ffn") if isinstance(entry, dict) else None
+        if not isinstance(ffn, dict):
+            continue
+        explicit, mult = ffn.get("intermediate_size"), ffn.get("ffn_mult")
+        if isinstance(explicit, int) and isinstance(mult, int | float):
+            derived = deci_width(hidden, mult)
+            if derived != explicit:
+                yield i, explicit, mult, derived

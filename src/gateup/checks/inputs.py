@@ -1,0 +1,252 @@
+"""Reads whatever lies beside a model or was named for the check, into one Context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gateup.checks.context import Context
+from gateup.checks.tokenizer_files import TokenizerInfo, find_tokenizer, read_tokenizer
+from gateup.errors import ConfigError, GateupError, InputError, UsageError
+from gateup.files.adapter import CONFIG, Adapter, read_adapter
+from gateup.files.adapter_zero import zero_halves
+from gateup.files.checkpoint import Checkpoint, open_model
+from gateup.files.config_json import read_json
+from gateup.files.folder import names_in
+from gateup.files.header import clip
+from gateup.files.opening import open_regular
+from gateup.model.quant.mix import kind_of
+
+# A state logs one entry per logging step: 100,000 steps logged one by one take 20 MB.
+MAX_STATE_BYTES = 64 << 20
+# Trainers' YAML files stay under 10 kB; the parser reads about 1 MB a second.
+MAX_YAML_BYTES = 256 << 10
+MAX_ALIASES = 16
+MAX_DEPTH = 32
+STATE = "trainer_state.json"
+GENERATION = "generation_config.json"
+
+T = TypeVar("T")
+# A file's path, or what it holds.
+Settings = str | Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a check beside the model. See `gateup.check`."""
+
+    adapter: str | Path | None = None
+    base: str | Path | None = None
+    tokenizer: str | Path | None = None
+    tp: int | None = None
+    quant: str | None = None
+    trainer: Settings | None = None
+    generation: Settings | None = None
+
+    def __post_init__(self) -> None:
+        if self.tp is not None and not 1 <= self.tp <= 1024:
+            raise UsageError(f"--tp is {self.tp}", expected="1 to 1024")
+        if self.quant is not None:
+            kind_of(self.quant)  # refuses what nothing knows, with the known names
+
+
+@dataclass
+class _Side:
+    """Files found beside the model; one that cannot be read is kept as its error."""
+
+    sources: dict[str, str] = field(default_factory=dict)
+    unreadable: list[GateupError] = field(default_factory=list)
+
+    def read(self, part: str, path: Path, reader: Callable[[Path], T]) -> T | None:
+        try:
+            value = reader(path)
+        except InputError as error:
+            self.unreadable.append(error)
+            return None
+        if value is not None:
+            self.sources[part] = path.name
+        return value
+
+
+def read_context(checkpoint: Checkpoint, request: Request) -> Context:
+    """Everything a check of `checkpoint` may look at. Raises GateupError.
+
+    What was named must be readable; what merely lies beside the model need not be.
+    """
+    base, adapter = _others(checkpoint, request)
+    side = _Side()
+    folder = _folder(checkpoint)
+    folders = [f for f in (adapter.path if adapter else None, folder) if f is not None]
+    if checkpoint.kind in ("config", "safetensors") and folder is not None:
+        side.sources["config"] = "config.json"
+    if adapter:
+        side.sources["adapter"] = CONFIG
+    trainer, state = _trainer(request.trainer, side)
+    if state is None:
+        state = _first(side, "trainer_state", STATE, folders, _read_state)
+    return Context(
+        checkpoint=checkpoint,
+        base=base,
+        adapter=adapter,
+        adapter_config=read_json(adapter.path / CONFIG) if adapter else None,
+        zero_halves=zero_halves(adapter) if adapter else None,
+        tokenizer=_tokenizer(request.tokenizer, folders, side),
+        tp=request.tp,
+        quant=request.quant,
+        trainer=trainer,
+        trainer_state=state,
+        generation=_generation(request.generation, folder, side),
+        sources=side.sources,
+        unreadable=tuple(side.unreadable),
+        beside=_sizes(folder) if folder else {},
+    )
+
+
+def _others(checkpoint: Checkpoint, request: Request) -> tuple[Checkpoint | None, Adapter | None]:
+    """(a second model to compare with, adapter). An adapter's folder has taken its base already."""
+    if checkpoint.adapter is not None:
+        if request.adapter is not None:
+            raise UsageError(
+                "the model is an adapter's folder, and --adapter names another adapter",
+                remedy="check one adapter at a time: gateup check BASE --adapter ADAPTER",
+            )
+        return None, checkpoint.adapter
+    base = None if request.base is None else open_model(request.base)
+    if request.adapter is None:
+        return base, None
+    folder = Path(request.adapter).expanduser()
+    if not folder.exists():
+        raise InputError("there is no such adapter folder", where=str(folder))
+    return base, read_adapter(folder if folder.is_dir() else folder.parent)
+
+
+def _folder(checkpoint: Checkpoint) -> Path | None:
+    path = checkpoint.path
+    if path is None:
+        return None
+    return path if path.is_dir() else path.parent
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Weights in the model's folder: name -> bytes."""
+    sizes = {}
+    for name in names_in(folder):
+        if name.endswith((".safetensors", ".gguf")):
+            try:
+                sizes[name] = (folder / name).stat().st_size
+            except OSError:  # removed meanwhile, or a link to nothing
+                continue
+    return sizes
+
+
+def _first(
+    side: _Side, part: str, name: str, folders: list[Path], reader: Callable[[Path], T]
+) -> T | None:
+    """The file of that name in the first folder that has it."""
+    for folder in folders:
+        if (folder / name).is_file():
+            return side.read(part, folder / name, reader)
+    return None
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """transformers writes NaN and Infinity into it as Python spells them."""
+    return read_json(path, max_bytes=MAX_STATE_BYTES, finite=False)
+
+
+def _tokenizer(asked: str | Path | None, folders: list[Path], side: _Side) -> TokenizerInfo | None:
+    if asked is not None:
+        found = read_tokenizer(Path(asked).expanduser())
+        side.sources["tokenizer"] = str(found.path)
+        return found
+    for folder in reversed(folders):  # the model's own first
+        there = side.read("tokenizer", folder, find_tokenizer)
+        if there is not None:
+            return there
+    return None
+
+
+def _trainer(
+    asked: Settings | None, side: _Side
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """(settings, state): a file with log_history is a run's state, any other its settings."""
+    if asked is None:
+        return None, None
+    if isinstance(asked, Mapping):
+        values, where = asked, "the trainer's settings"
+    else:
+        path = Path(asked).expanduser()
+        values, where = read_settings(path), str(path)
+    part = "trainer_state" if "log_history" in values else "trainer"
+    side.sources[part] = where
+    return (None, values) if part == "trainer_state" else (values, None)
+
+
+def _generation(
+    asked: Settings | None, folder: Path | None, side: _Side
+) -> Mapping[str, Any] | None:
+    if isinstance(asked, Mapping):
+        side.sources["generation"] = "the generation settings"
+        return asked
+    if asked is not None:
+        path = Path(asked).expanduser()
+        side.sources["generation"] = str(path)
+        return read_settings(path)
+    if folder is not None and (folder / GENERATION).is_file():
+        return side.read("generation", folder / GENERATION, read_json)
+    return None
+
+
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """A JSON or YAML file of settings, one object. Raises InputError, ConfigError."""
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        return read_json(path, max_bytes=MAX_STATE_BYTES, finite=path.name != STATE)
+    import yaml  # type: ignore[import-untyped]  # 30 ms that only YAML files need
+
+    handle, size = open_regular(path)
+    with handle:
+        if size > MAX_YAML_BYTES:
+            raise ConfigError(
+                f"{path.name} has {size:,} bytes",
+                where=str(path),
+                expected=f"at most {MAX_YAML_BYTES:,}",
+            )
+        data = handle.read(MAX_YAML_BYTES)
+    try:
+        text = data.decode("utf-8")
+        _bound(yaml, text)
+        value = yaml.safe_load(text)
+    except UnicodeDecodeError as e:
+        raise ConfigError(
+            f"the text is not UTF-8: byte {e.start} is wrong", where=str(path)
+        ) from None
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        what = getattr(e, "problem", None) or "a value cannot be read"
+        raise ConfigError(f"not YAML: {what}", where=f"{path}{line}") from None
+    except ValueError as e:  # a date without such a day, a number of thousands of digits
+        raise ConfigError(f"a value cannot be read: {clip(str(e))}", where=str(path)) from None
+    if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
+        raise ConfigError(
+            f"{path.name} does not hold settings", where=str(path), expected="lines of key: value"
+        )
+    return value
+
+
+def _bound(yaml: Any, text: str) -> None:
+    """ValueError for a document that is deeper or shares more than settings do."""
+    depth = aliases = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+        if depth > MAX_DEPTH:  # 5,000 brackets take the parser 18 s
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        if aliases > MAX_ALIASES:  # they can make a tree of billions of leaves out of 1 kB
+            raise ValueError(f"it has more than {MAX_ALIASES} aliases")

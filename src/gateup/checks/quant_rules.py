@@ -1,0 +1,310 @@
+"""Quantisation: rows must be whole groups, and a type asked for is not always the type given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from math import lcm
+
+from gateup.account.parallel import SPLITS, block_of
+from gateup.checks.context import Context
+from gateup.checks.finding import Evidence, Finding
+from gateup.checks.padding import added_weights, config_key, widths
+from gateup.checks.rule import rule
+from gateup.checks.target import declared_quant
+from gateup.errors import GateupError, UnknownArchitectureError
+from gateup.model.families import GGUFTensor
+from gateup.model.quant.formats import FORMATS
+from gateup.model.quant.hf_formats import SCHEMES, converted, matrix_of
+from gateup.model.quant.llamacpp import CURRENT, OLDER
+from gateup.model.quant.mix import FILE_TYPES, file_type, gguf_types, kind_of
+from gateup.model.spec import ModelSpec, TensorSpec
+
+# Names of quantisation methods that shrink what a checkpoint stores.
+PLAIN = ("f32", "f16", "bf16", "f64")
+
+
+@rule("quant.group", "Every matrix is whole groups of the quantisation asked for", needs=("quant",))
+def group(context: Context) -> Iterable[Finding]:
+    """AWQ and GPTQ give one scale to G consecutive inputs of a row: in_features must divide by G.
+    They also pack 8 outputs (GPTQ 32) in a word. FP8 with blocks has a scale for each square of
+    128 × 128; transformers lets the last block be short, vLLM and SGLang refuse it.
+
+    Qwen2-0.5B has H = 896 = 7 × 128 and fits. gpt-oss has 2880 = 22.5 × 128:
+
+        awq:128   2880 / 128 = 22.5 groups    no
+        awq:64    2880 / 64 = 45 groups       yes
+
+    A width of the MLP can be padded with zeros before quantising; hidden_size cannot.
+    """
+    fmt = (context.quant or "").lower()
+    if kind_of(fmt) != "hf":
+        return
+    try:
+        wrong = _misfit_rows(context.spec, fmt)
+    except GateupError as error:  # a group that the method does not have
+        evidence = (Evidence("--quant", fmt, error.expected or "", "the method's packing"),)
+        yield Finding("quant.group", "error", error.what, evidence, "", error.remedy or "")
+        return
+    if wrong:
+        yield _group_finding(context, fmt, wrong)
+
+
+def _demands(fmt: str) -> tuple[int, int]:
+    """(multiple of out, multiple of in) that matrices must have."""
+    name, _, size = fmt.partition(":")
+    if name == "fp8" and size.isdigit():
+        return int(size), int(size)
+    scheme = SCHEMES[fmt] if fmt in SCHEMES else SCHEMES[f"{name}:*"]
+    out, inp = scheme.multiples
+    return out or int(size), inp or int(size)
+
+
+def _misfit_rows(spec: ModelSpec, fmt: str) -> dict[str, list[TensorSpec]]:
+    """Role -> rows whose matrices are no whole groups."""
+    demand_out, demand_in = _demands(fmt)
+    wrong: dict[str, list[TensorSpec]] = {}
+    for row in spec.rows:
+        matrix = matrix_of(row)
+        if matrix is None or not converted(row, fmt):
+            continue
+        if fmt.startswith("fp8") and SPLITS.get(row.role.rpartition(".")[2]) == "whole":
+            continue  # DeepSeek-V3's kv_a_proj has 576 = 4.5 × 128 rows and is served so
+        _, out, inp = matrix
+        if out % demand_out or inp % demand_in:
+            wrong.setdefault(row.role, []).append(row)
+    return wrong
+
+
+def _group_finding(context: Context, fmt: str, wrong: dict[str, list[TensorSpec]]) -> Finding:
+    demand_out, demand_in = _demands(fmt)
+    block = fmt.startswith("fp8")
+    evidence, inputs = [], set()
+    for rows in wrong.values():
+        _, out, inp = matrix_of(rows[0]) or (0, 0, 0)
+        inputs.add(inp)
+        many = f"{rows[0].name}" + (f" and {len(rows) - 1} like it" if len(rows) > 1 else "")
+        parts = [
+            f"{side} {n} = {n / d:.6g} × {d}"
+            for side, n, d in (("out", out, demand_out), ("in", inp, demand_in))
+            if n % d
+        ]
+        wanted = f"out a multiple of {demand_out}, in a multiple of {demand_in}"
+        evidence.append(Evidence(many, ", ".join(parts), wanted, f"--quant {fmt}"))
+    count = sum(sum(r.copies for r in rows) for rows in wrong.values())
+    return Finding(
+        "quant.group",
+        "warning" if block else "error",
+        f"{_matrices(count)} no whole {'blocks' if block else 'groups'} of {fmt}",
+        tuple(evidence[:6]),
+        "transformers lets the last block be short; vLLM and SGLang refuse it."
+        if block
+        else "A scale belongs to a whole group of inputs; a row that ends inside one cannot be"
+        " packed.",
+        "; or ".join(_group_remedies(context.spec, fmt, inputs)),
+        {"matrices": count, "group": demand_in, "widths": ", ".join(map(str, sorted(inputs)))},
+    )
+
+
+def _matrices(count: int) -> str:
+    return "1 matrix is" if count == 1 else f"{count:,} matrices are"
+
+
+def _group_remedies(spec: ModelSpec, fmt: str, inputs: set[int]) -> Iterable[str]:
+    name = fmt.partition(":")[0]
+    _, demand = _demands(fmt)
+    if name in ("awq", "gptq"):
+        fits = [g for g in (128, 64, 32) if g < demand and all(i % g == 0 for i in inputs)]
+        if fits:
+            yield f"use {name}:{fits[0]}, of which every row is whole groups"
+    for what, width in widths(spec):
+        if width % demand:
+            to = -(-width // demand) * demand
+            yield (
+                f"pad {config_key(spec, what)} {width} to {to} before quantising:"
+                f" costs {added_weights(spec, what, width, to):,} weights and changes no output"
+            )
+    if spec.hidden_size % demand:
+        yield f"take fp8 or nf4 without groups: hidden_size {spec.hidden_size} cannot be padded"
+
+
+@rule(
+    "quant.rows", "Every row takes the GGUF type asked for, or which one it gets", needs=("quant",)
+)
+def rows(context: Context) -> Iterable[Finding]:
+    """k-quants store 256 consecutive weights of a row together, so ne[0], the input width, must be
+    a multiple of 256. Where it is not, llama.cpp takes a type with blocks of 32 (Q4_K becomes
+    Q5_0, Q5_K Q5_1, Q6_K Q8_0, Q2_K and Q3_K Q4_0, in older builds IQ4_NL), and F16 where not even
+    32 divides it. The file works and is larger than its name says.
+
+    Of a model with I = 14464 and H = 4096, asked for Q3_K:
+
+        ffn_down [14464, 4096]    14464 = 56.5 × 256    falls back
+        ffn_gate, ffn_up          rows of 4096 = 16 × 256, untouched
+
+    The row's length counts, not the number of weights: that 14464 · 4096 is a multiple of 256 is
+    no help.
+    """
+    fmt = context.quant or ""
+    if kind_of(fmt) != "gguf":
+        return
+    try:
+        got = gguf_types(context.spec, fmt)
+    except UnknownArchitectureError as error:
+        yield Finding(
+            "quant.rows",
+            "error",
+            f"no GGUF can be made: {error.what}",
+            (Evidence("architectures", context.spec.architecture, "", context.source("config")),),
+            "llama.cpp's converter has no description of this family.",
+            "serve it with transformers or vLLM, and quantise as awq:128, fp8 or nf4",
+        )
+        return
+    wanted = gguf_types(context.spec, fmt, fall_back=False)
+    changed = [(t, w, g) for (t, w), (_, g) in zip(wanted, got, strict=True) if w != g]
+    if changed:
+        yield _rows_finding(context, fmt, changed)
+
+
+def _nbytes(tensor: GGUFTensor, type_: str) -> Fraction:
+    return Fraction(tensor.elements * FORMATS[type_].block_bytes, FORMATS[type_].block_size)
+
+
+def _kind(name: str) -> str:
+    """ "blk.7.ffn_down.weight" -> "blk.*.ffn_down.weight"."""
+    parts = name.split(".")
+    return ".".join(["blk", "*", *parts[2:]]) if parts[0] == "blk" else name
+
+
+def _rows_finding(
+    context: Context, fmt: str, changed: list[tuple[GGUFTensor, str, str]]
+) -> Finding:
+    label = file_type(fmt).label
+    extra = -int(-sum(_nbytes(t, g) - _nbytes(t, w) for t, w, g in changed) // 1)
+    total = int(sum(_nbytes(t, g) for t, g in gguf_types(context.spec, fmt)))
+    groups: dict[tuple[str, int, str, str], int] = {}
+    for tensor, want, get in changed:
+        key = (_kind(tensor.name), tensor.ne[0], want, get)
+        groups[key] = groups.get(key, 0) + 1
+    evidence = []
+    for (name, row, want, get), count in sorted(groups.items(), key=lambda g: -g[1]):
+        size = FORMATS[want].block_size
+        evidence.append(
+            Evidence(
+                f"{name} ({count} of them)",
+                f"rows of {row} = {row / size:.6g} × {size}: {get.upper()}{_older(want, row)}",
+                f"{want.upper()}, rows of a multiple of {size}",
+                f"{CURRENT.build}, --quant {fmt}",
+            )
+        )
+    kinds, many = sorted({_kind(t.name) for t, _, _ in changed}), len(changed) > 1
+    share = f"{100 * extra / (total - extra):.1f}%"
+    return Finding(
+        "quant.rows",
+        "warning",
+        f"{label}: {len(changed)} tensor{'s' * many} cannot have the type meant for"
+        f" {'them' if many else 'it'}",
+        tuple(evidence[:6]),
+        f"A row must be whole blocks, and rows of {_listed({t.ne[0] for t, _, _ in changed})} are"
+        f" not. Only {', '.join(kinds[:6])} {'are' if len(kinds) > 1 else 'is'} concerned; the"
+        f" fallback makes the file {extra:,} bytes ({share}) "
+        f"{'larger' if extra >= 0 else 'smaller'} than the types meant.",
+        "; or ".join(_rows_remedies(context.spec, changed)),
+        {"tensors": len(changed), "extra_bytes": extra, "file_bytes": total},
+    )
+
+
+def _older(want: str, row: int) -> str:
+    """What older builds take, where that is another type."""
+    older = OLDER.fallback.get(want)
+    if older is None or older == CURRENT.fallback.get(want) or row % FORMATS[older].block_size:
+        return ""
+    return f" ({older.upper()} in older builds)"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _rows_remedies(spec: ModelSpec, changed: list[tuple[GGUFTensor, str, str]]) -> Iterable[str]:
+    """Padding where only the MLP's width is at fault; a type with blocks of 32 always."""
+    block = lcm(*(FORMATS[w].block_size for _, w, _ in changed))
+    lengths = {t.ne[0] for t, _, _ in changed}
+    for what, width in widths(spec):
+        if width in lengths and width != spec.hidden_size and width % block:
+            to = -(-width // block) * block
+            yield (
+                f"pad {config_key(spec, what)} {width} to {to} before converting: costs"
+                f" {added_weights(spec, what, width, to):,} weights and changes no output"
+            )
+    if all(n % 32 == 0 for n in lengths):
+        yield "nothing needs to be done: the file works; Q8_0, Q5_0 and IQ4_NL take every row"
+    else:
+        yield "nothing needs to be done: the file works, with these tensors in F16"
+
+
+@rule("quant.imatrix", "Types that need an importance matrix are known to", needs=("quant",))
+def imatrix(context: Context) -> Iterable[Finding]:
+    """Below about 3 bits llama-quantize refuses to work without an importance matrix: how much
+    each input of each matrix matters, measured on a text.
+
+        llama-imatrix -m model-f16.gguf -f text.txt -o model.imatrix
+        llama-quantize --imatrix model.imatrix model-f16.gguf model-iq2_xxs.gguf IQ2_XXS
+    """
+    name = (context.quant or "").lower()
+    if kind_of(name) == "gguf" and file_type(name).imatrix:
+        label = file_type(name).label
+        yield Finding(
+            "quant.imatrix",
+            "note",
+            f"{label} needs an importance matrix",
+            (Evidence("--quant", name, "an importance matrix", CURRENT.build),),
+            "At so few bits the choice of what to keep decides whether the model still speaks;"
+            " llama-quantize refuses to guess it.",
+            "measure it with llama-imatrix and pass it with --imatrix",
+        )
+
+
+@rule("quant.twice", "What is quantised already is not quantised again", needs=("quant",))
+def twice(context: Context) -> Iterable[Finding]:
+    """Quantising a quantised model adds the errors of both, and most tools refuse it: a Q4_1 GGUF
+    made into Q8_0 is twice as large and no better.
+
+        SmolLM2-135M-Instruct.Q4_1.gguf --quant q4_k_m    start from the bf16 checkpoint
+
+    llama-quantize takes it only with --allow-requantize.
+    """
+    wanted = context.quant or ""
+    if wanted.lower() in PLAIN or wanted.lower().removeprefix("gguf:") in PLAIN:
+        return
+    there = _quantised_as(context)
+    if there is None or there.lower() == wanted.lower():
+        return
+    yield Finding(
+        "quant.twice",
+        "warning",
+        f"the model is {there} already; {wanted} would quantise it a second time",
+        (Evidence(context.spec.name, there, "bf16, f16 or f32 weights", context.source("config")),),
+        "What the first quantisation rounded off is gone; the second adds its own error.",
+        "quantise the original weights",
+    )
+
+
+def _quantised_as(context: Context) -> str | None:
+    """The format of the model's weights, where it is no plain dtype."""
+    declared = declared_quant(context.spec.config)
+    if declared is not None:
+        return declared
+    settings = context.spec.config.get("quantization_config")
+    if isinstance(settings, dict) and isinstance(settings.get("quant_method"), str):
+        return str(settings["quant_method"])[:40]
+    if context.checkpoint.kind != "gguf" or not context.checkpoint.stored:
+        return None
+    main: dict[str, int] = {}
+    for tensor in context.checkpoint.stored:
+        main[tensor.type] = main.get(tensor.type, 0) + tensor.params
+    most = max(main, key=lambda t: main[t])
+    if block_of(most) == 1:
+        return None
+    label = context.checkpoint.label.split(" ")[0]
+    return label if label.lower() in FILE_TYPES else most.upper()

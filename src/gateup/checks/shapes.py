@@ -1,0 +1,140 @@
+"""Tensors of another shape than described, told apart by what would make them so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateup.checks.context import Context
+from gateup.files.header import TensorHeader
+from gateup.model.spec import MLP, MoESpec, TensorSpec
+
+PROJECTIONS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+class Wrong(NamedTuple):
+    """One tensor, the shape described, and the row it belongs to."""
+
+    tensor: TensorHeader
+    expected: tuple[int, ...]
+    row: TensorSpec
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.tensor.shape
+
+    @property
+    def axis(self) -> int | None:
+        """The one axis that differs; None where several do, or their number does."""
+        found, said = self.tensor.shape, self.expected
+        if len(found) != len(said):
+            return None
+        axes = [i for i, (a, b) in enumerate(zip(found, said, strict=True)) if a != b]
+        return axes[0] if len(axes) == 1 else None
+
+    @property
+    def transposed(self) -> bool:
+        """The last two axes have changed places."""
+        found, said = self.tensor.shape, self.expected
+        if min(len(found), len(said)) < 2 or found == said:
+            return False
+        return found == (*said[:-2], said[-1], said[-2])
+
+
+def wrong_shapes(context: Context) -> list[Wrong]:
+    """Every tensor of another shape, beyond what one edit of the config explains."""
+    out = []
+    by_name = {r.name: r for r in context.spec.rows}
+    for m in context.mismatches("shape"):
+        for tensor, expected in zip(m.tensors, m.expected, strict=True):
+            name = tensor.canonical or ""
+            row = by_name.get(name) or by_name.get(_EXPERT.sub(".experts.{e}.", name))
+            if row is not None:
+                out.append(Wrong(tensor, expected, row))
+    return out
+
+
+class Width(NamedTuple):
+    """The width that one layer's MLP tensors have, where they agree.
+
+    group    "" for a dense MLP, "experts", "shared_expert"
+    said     the described width
+    found    the width of all of them; None where they disagree
+    tensors  those at fault
+    """
+
+    layer: int
+    group: str
+    said: int
+    found: int | None
+    tensors: tuple[Wrong, ...]
+
+
+def odd_widths(context: Context, wrongs: Sequence[Wrong]) -> list[Width]:
+    """Layers whose gate, up and down have another width than described, and nothing else wrong."""
+    grouped: dict[tuple[int, str], list[tuple[Wrong, int | None]]] = {}
+    for w in wrongs:
+        group, _, role = w.row.role.removesuffix(".bias").rpartition(".")
+        layer = w.row.layer
+        if layer is None or w.row.part != "mlp" or role not in PROJECTIONS or w.empty:
+            continue
+        said = width_of(context.spec.layers[layer].mlp, group)
+        grouped.setdefault((layer, group), []).append((w, _width(w, said)))
+    wanted: dict[tuple[int | None, str], int] = {}
+    for row in context.spec.rows:
+        group, _, role = row.role.rpartition(".")
+        if row.part == "mlp" and role in PROJECTIONS:
+            key = row.layer, group
+            wanted[key] = wanted.get(key, 0) + row.copies
+    stacked = context.checkpoint.kind == "gguf"
+    out = []
+    for (layer, group), found in grouped.items():
+        if any(width is None for _, width in found):
+            continue  # more than the width is wrong with it
+        weights = [pair for pair in found if not pair[0].row.role.endswith(".bias")]
+        widths = {width for _, width in weights}
+        whole = len(weights) == (3 if stacked else wanted[layer, group])
+        said = width_of(context.spec.layers[layer].mlp, group)
+        agreed = widths.pop() if len(widths) == 1 and whole else None
+        out.append(Width(layer, group, said, agreed, tuple(w for w, _ in found)))
+    return sorted(out)
+
+
+def width_of(mlp: MLP | None, group: str) -> int:
+    """The described width of a layer's MLP, of one expert, or of its shared experts."""
+    if isinstance(mlp, MoESpec):
+        part = mlp.shared if group == "shared_expert" else mlp.expert
+        return part.intermediate_size if part else 0
+    return mlp.intermediate_size if mlp else 0
+
+
+def _width(w: Wrong, said: int) -> int | None:
+    """The width that the tensor's one differing axis shows; None where it shows none."""
+    axis = w.axis
+    if axis is None or not said:
+        return None
+    was, found = w.expected[axis], w.tensor.shape[axis]
+    if was == said:
+        return found
+    if was == 2 * said:  # gate and up in one
+        return found // 2 if found % 2 == 0 else None
+    return None
+
+
+def shard_degree(context: Context, wrongs: Sequence[Wrong]) -> int | None:
+    """k where the files hold one of k tensor-parallel shards: every weight cut along one axis by
+    the same whole factor, in MLP and attention alike; None otherwise."""
+    factors = set()
+    parts = set()
+    for w in wrongs:
+        axis = w.axis
+        if axis is None or w.empty or w.expected[axis] % w.tensor.shape[axis]:
+            return None
+        factors.add(w.expected[axis] // w.tensor.shape[axis])
+        parts.add(w.row.part)
+    if len(factors) != 1 or not {"mlp", "attention"} <= parts:
+        return None
+    degree = factors.pop()
+    return degree if degree > 1 else None

@@ -1,0 +1,116 @@
+"""The rule adapter.targets: names without a match, and the model's own for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateup.checks.adapter_rules import targets as rule
+from gateup.checks.context import Context
+from gateup.files.adapter import Adapter
+from gateup.model import presets
+from gateup.model.spec import LayerSpec, ModelSpec, TensorSpec
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def llada(hidden: int = 4096, width: int = 12288, layers: int = 32) -> ModelSpec:
+    """LLaDA-8B's linears: attn_out, ff_proj (gate), up_proj, ff_out."""
+    shapes = {
+        "q_proj": (hidden, hidden),
+        "k_proj": (hidden, hidden),
+        "v_proj": (hidden, hidden),
+        "attn_out": (hidden, hidden),
+        "ff_proj": (width, hidden),
+        "up_proj": (width, hidden),
+        "ff_out": (hidden, width),
+    }
+    rows = tuple(
+        TensorSpec(
+            f"model.transformer.blocks.{i}.{n}.weight",
+            s,
+            "attention" if n in ("q_proj", "k_proj", "v_proj", "attn_out") else "mlp",
+            n,
+            i,
+        )
+        for i in range(layers)
+        for n, s in shapes.items()
+    )
+    spec = presets.spec("llama-2-7b")
+    return replace(
+        spec,
+        family="llada",
+        name="llada",
+        rows=rows,
+        layers=tuple(LayerSpec(i, None, None) for i in range(layers)),
+    )
+
+
+def with_targets(
+    described: Callable[..., Context], spec: ModelSpec, targets: tuple[str, ...] | str
+) -> Context:
+    adapter = Adapter(Path("a"), None, 8, 16.0, False, targets, (), 0, 0)
+    context = described({**presets.PRESETS["llama-2-7b"].config}, adapter=adapter)
+    return replace(context, checkpoint=replace(context.checkpoint, spec=spec))
+
+
+def test_e2_llamas_names_on_llada(described: Callable[..., Context]) -> None:
+    (f,) = rule(with_targets(described, llada(), ALL))
+    assert f.severity == "warning"
+    assert f.title == ("3 of 7 LoRA targets without a match in llada: o_proj, gate_proj, down_proj")
+    assert [(e.subject, e.expected) for e in f.evidence] == [
+        ("target_modules: o_proj", "attn_out"),
+        ("target_modules: gate_proj", "ff_proj"),
+        ("target_modules: down_proj", "ff_out"),
+    ]
+    # q, k, v: 3·8·8192; up: 8·16384; the right names add attn_out, ff_proj and ff_out.
+    assert f.numbers["params_now"] == 32 * 8 * (3 * 8192 + 16384)
+    assert f.numbers["params_then"] == 32 * 8 * (4 * 8192 + 3 * 16384)
+    assert "attn_out for o_proj, ff_proj for gate_proj, ff_out for down_proj" in f.remedy
+
+
+@pytest.mark.parametrize(
+    ("base", "targets", "near"),
+    [
+        ("phi-3-mini", ("q_proj", "v_proj", "o_proj"), ["qkv_proj", "qkv_proj"]),
+        ("openelm-270m", ("qkv_proj", "gate_proj", "down_proj"), ["proj_1", "proj_2"]),
+        ("llama-3-8b", ("q_proj", "up_porj"), ["up_proj"]),
+        ("mixtral-8x7b", ("q_proj", "gate_proj", "up_proj"), ["w1", "w3"]),
+    ],
+)
+def test_targets_that_match_nothing(
+    described: Callable[..., Context], base: str, targets: tuple[str, ...], near: list[str]
+) -> None:
+    (f,) = rule(with_targets(described, presets.spec(base), targets))
+    assert f.severity == "warning"
+    assert [e.expected for e in f.evidence] == near
+
+
+def test_no_target_matches_at_all(described: Callable[..., Context]) -> None:
+    (f,) = rule(with_targets(described, presets.spec("phi-3-mini"), ("gate_proj", "q_proj")))
+    assert f.severity == "error"
+    assert "PEFT refuses" in f.cause
+
+
+@pytest.mark.parametrize(
+    ("base", "targets"),
+    [
+        ("llada", ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")),
+        ("llama-3-8b", ALL),
+        ("llama-3-8b", "all-linear"),
+        ("llama-3-8b", r".*\.mlp\.(gate|up|down)_proj"),
+        ("llama-3-8b", ("mlp.gate_proj", "lm_head", "embed_tokens")),
+        ("llama-3.2-1b", ("q_proj", "lm_head")),  # tied: no tensor, and a module
+        ("mixtral-8x7b", ("q_proj", "w1", "w2", "w3", "gate")),  # PEFT converts the old names
+        ("phi-3-mini", ("qkv_proj", "gate_up_proj", "down_proj", "o_proj")),
+        ("gpt2", ("c_attn", "c_proj", "c_fc")),
+    ],
+)
+def test_targets_that_match(
+    described: Callable[..., Context], base: str, targets: tuple[str, ...] | str
+) -> None:
+    spec = llada() if base == "llada" else presets.spec(base)
+    assert rule(with_targets(described, spec, targets)) == []

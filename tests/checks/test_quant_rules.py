@@ -1,0 +1,224 @@
+"""Quantisation: rows that are no whole groups, types that fall back, what was quantised before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateup.checks import quant_rules
+from gateup.checks.context import Context
+from gateup.checks.finding import Finding
+from gateup.checks.rule import rules_of
+from gateup.files.checkpoint import open_model
+from gateup.model.families import FAMILIES
+from gateup.model.presets import PRESETS
+from gateup.model.quant.gguf_file import tensors_of
+
+RULES = {r.id: r for r in rules_of([quant_rules])}
+Described = Callable[..., Context]
+
+
+def config(preset: str, **changes: Any) -> dict[str, Any]:
+    return {**PRESETS[preset].config, **changes}
+
+
+def run(rule: str, context: Context) -> list[Finding]:
+    return RULES[rule](context)
+
+
+def test_only_ffn_down_falls_back(described: Described) -> None:
+    """14464 = 56.5 × 256, and rows of gate and up are 4096 long."""
+    model = config("llama-2-7b", intermediate_size=14464)
+    (found,) = run("quant.rows", described(model, quant="q3_k_s"))
+    assert found.severity == "warning"
+    assert {e.subject.split(" ")[0] for e in found.evidence} == {"blk.*.ffn_down.weight"}
+    by_type = {e.expected.split(",")[0]: e.found for e in found.evidence}
+    assert by_type["Q3_K"] == "rows of 14464 = 56.5 × 256: Q4_0 (IQ4_NL in older builds)"
+    assert "Only blk.*.ffn_down.weight is concerned" in found.cause
+    assert found.cause.startswith("A row must be whole blocks, and rows of 14464 are not.")
+    assert found.title == "Q3_K_S: 32 tensors cannot have the type meant for them"
+    assert found.numbers["tensors"] == 32
+    assert "pad intermediate_size 14464 to 14592" in found.remedy
+    assert f"costs {3 * 4096 * 128 * 32:,} weights" in found.remedy
+
+
+def test_the_cost_of_a_fallback_is_exact(described: Described) -> None:
+    """Bytes given less bytes meant: of Q3_K_S, every ffn_down Q4_0 (18/32) for Q3_K (110/256)."""
+    model = config("llama-2-7b", intermediate_size=14464)
+    context = described(model, quant="q3_k_s")
+    (found,) = run("quant.rows", context)
+    elements = 14464 * 4096 * 32
+    assert found.numbers["extra_bytes"] == elements * 18 // 32 - elements * 110 // 256
+    assert found.numbers["file_bytes"] == sum(t.nbytes for t in tensors_of(context.spec, "q3_k_s"))
+
+
+@pytest.mark.parametrize(
+    ("model", "fmt", "kinds", "type_"),
+    [
+        (config("qwen2-0.5b"), "q4_k_m", "blk.*.ffn_gate.weight", "Q5_0"),
+        (config("gpt-oss-20b"), "q5_k_s", "blk.*.ffn_up_exps.weight", "Q5_1"),
+        (config("deepseek-v2-lite"), "q4_k_s", "blk.*.ffn_down.weight", "Q5_1"),
+        (config("smollm2-135m"), "q6_k", "blk.*.attn_q.weight", "Q8_0"),
+    ],
+)
+def test_more_rows_that_fall_back(
+    described: Described, model: dict[str, Any], fmt: str, kinds: str, type_: str
+) -> None:
+    (found,) = run("quant.rows", described(model, quant=fmt))
+    evidence = {e.subject.split(" ")[0]: e.found for e in found.evidence}
+    assert evidence[kinds].endswith(type_)
+    extra = found.numbers["extra_bytes"]
+    assert isinstance(extra, int)
+    assert extra > 0
+
+
+def test_rows_without_blocks_of_32_are_f16(described: Described) -> None:
+    model = config("llama-2-7b", intermediate_size=11000)
+    (found,) = run("quant.rows", described(model, quant="q4_k_m"))
+    assert all(e.found.endswith("F16") for e in found.evidence)
+    assert "with these tensors in F16" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("preset", "fmt"),
+    [("llama-3-8b", "q4_k_m"), ("llama-2-7b", "q3_k_m"), ("qwen2-0.5b", "q8_0"), ("phi-4", "bf16")],
+)
+def test_whole_rows_say_nothing(described: Described, preset: str, fmt: str) -> None:
+    assert run("quant.rows", described(config(preset), quant=fmt)) == []
+
+
+def test_padding_removes_the_fallback(described: Described) -> None:
+    model = config("llama-2-7b", intermediate_size=14592)
+    assert run("quant.rows", described(model, quant="q3_k_s")) == []
+
+
+@pytest.mark.parametrize("preset", ["qwen2-0.5b", "smollm2-135m"])
+def test_a_tied_embedding_falls_back_alone(described: Described, preset: str) -> None:
+    """Q4_0 takes every row, but a tied embedding is meant to be Q6_K, whose blocks are of 256."""
+    (found,) = run("quant.rows", described(config(preset), quant="q4_0"))
+    assert found.title == "Q4_0: 1 tensor cannot have the type meant for it"
+    assert found.evidence[0].subject == "token_embd.weight (1 of them)"
+
+
+def test_a_family_without_gguf(described: Described, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], gguf_arch=None))
+    (found,) = run("quant.rows", described(config("llama-3-8b"), quant="q4_k_m"))
+    assert found.severity == "error"
+    assert found.title == (
+        "no GGUF can be made: LlamaForCausalLM has no GGUF architecture in llama.cpp"
+    )
+
+
+def test_a_model_that_llama_cpp_has_no_tensors_for(described: Described) -> None:
+    untied = config("openelm-3b", share_input_output_layers=False)
+    (found,) = run("quant.rows", described(untied, quant="q4_k_m"))
+    assert found.severity == "error"
+    tied = run("quant.rows", described(config("openelm-3b"), quant="q4_k_m"))
+    assert [f for f in tied if f.severity == "error"] == []
+
+
+def test_groups_of_hidden_size(described: Described) -> None:
+    """2880 = 22.5 × 128; of 64 it is 45."""
+    (found,) = run("quant.group", described(config("gpt-oss-20b"), quant="awq:128"))
+    assert found.severity == "error"
+    assert found.evidence[0].found == "in 2880 = 22.5 × 128"
+    assert "use awq:64" in found.remedy
+    assert "hidden_size 2880 cannot be padded" in found.remedy
+    assert run("quant.group", described(config("gpt-oss-20b"), quant="awq:64")) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "fmt", "role"),
+    [
+        ("deepseek-v2-lite", "gptq:128", "mlp.down_proj"),
+        ("smollm2-135m", "awq:128", "q_proj"),
+        ("smollm2-360m", "gptq:128", "gate_proj"),
+    ],
+)
+def test_more_groups(described: Described, preset: str, fmt: str, role: str) -> None:
+    (found,) = run("quant.group", described(config(preset), quant=fmt))
+    assert any(role in e.subject for e in found.evidence)
+
+
+def test_a_width_is_padded_before_quantising(described: Described) -> None:
+    """10944 = 85.5 × 128 in DeepSeek-V2-Lite's one dense layer; its experts' 1408 = 11 × 128."""
+    (found,) = run("quant.group", described(config("deepseek-v2-lite"), quant="gptq:128"))
+    assert f"pad intermediate_size 10944 to 11008 before quantising: costs {3 * 2048 * 64:,}" in (
+        found.remedy
+    )
+    assert "moe_intermediate_size" not in found.remedy
+
+
+@pytest.mark.parametrize("fmt", ["awq:128", "gptq:128", "fp8:128", "fp8", "nf4", "int8"])
+def test_whole_groups_say_nothing(described: Described, fmt: str) -> None:
+    for preset in ("llama-3-8b", "qwen2-0.5b", "qwen2.5-72b"):
+        assert run("quant.group", described(config(preset), quant=fmt)) == []
+
+
+def test_one_matrix(described: Described) -> None:
+    """One dense layer before the experts: one down_proj of 10944."""
+    (found,) = run("quant.group", described(config("deepseek-v2-lite"), quant="gptq:128"))
+    assert found.title == "1 matrix is no whole groups of gptq:128"
+    assert found.evidence[0].subject == "model.layers.0.mlp.down_proj.weight"
+    (found,) = run("quant.group", described(config("smollm2-135m"), quant="awq:128"))
+    assert found.title == "180 matrices are no whole groups of awq:128"
+    assert found.evidence[0].subject.endswith("q_proj.weight and 29 like it")
+
+
+def test_the_largest_group_that_fits_all_is_offered(described: Described) -> None:
+    model = config("llama-2-7b", intermediate_size=11040)
+    (found,) = run("quant.group", described(model, quant="awq:128"))
+    assert found.remedy.startswith("use awq:32,")  # 11040 = 172.5 × 64
+    none = config("llama-2-7b", intermediate_size=11016)
+    (found,) = run("quant.group", described(none, quant="awq:128"))
+    assert "use awq" not in found.remedy
+
+
+def test_short_fp8_blocks_warn(described: Described) -> None:
+    (found,) = run("quant.group", described(config("gpt-oss-20b"), quant="fp8:128"))
+    assert found.severity == "warning"
+    assert "vLLM and SGLang refuse" in found.cause
+
+
+def test_fp8_as_published_says_nothing(described: Described) -> None:
+    """DeepSeek-V3 is published in FP8 blocks, with 576 rows in the replicated kv_a_proj."""
+    assert run("quant.group", described(config("deepseek-v3"), quant="fp8:128")) == []
+
+
+def test_a_group_the_method_does_not_have(described: Described) -> None:
+    (found,) = run("quant.group", described(config("llama-3-8b"), quant="awq:100"))
+    assert found.severity == "error"
+    assert "the group is 100" in found.title
+
+
+def test_types_that_need_an_importance_matrix(described: Described) -> None:
+    for fmt in ("iq2_xxs", "IQ1_S", "q2_k_s"):
+        (found,) = run("quant.imatrix", described(config("llama-3-8b"), quant=fmt))
+        assert found.severity == "note"
+    for fmt in ("q4_k_m", "iq4_xs", "awq:128"):
+        assert run("quant.imatrix", described(config("llama-3-8b"), quant=fmt)) == []
+
+
+@pytest.mark.parametrize("fmt", ["q8_0", "q4_k_m", "awq:128"])
+def test_quantising_twice(smollm2_gguf: Path, fmt: str) -> None:
+    (found,) = run("quant.twice", Context(open_model(smollm2_gguf), quant=fmt))
+    assert found.severity == "warning"
+    assert found.title.startswith("the model is Q4_1 already")
+
+
+def test_quantising_a_quantised_checkpoint(described: Described) -> None:
+    gptq = {"quant_method": "gptq", "group_size": 128}
+    context = described(config("qwen2.5-7b", quantization_config=gptq), quant="q4_k_m")
+    (found,) = run("quant.twice", context)
+    assert "gptq:128 already" in found.title
+
+
+def test_quantising_once(described: Described, smollm2_gguf: Path) -> None:
+    assert run("quant.twice", described(config("qwen2.5-7b"), quant="q4_k_m")) == []
+    demo = open_model(smollm2_gguf)
+    assert run("quant.twice", Context(demo, quant="q4_1")) == []
+    assert run("quant.twice", Context(demo, quant="f16")) == []
