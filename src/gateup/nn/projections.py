@@ -29,6 +29,20 @@ def parameters_of(*projections: nn.Module) -> tuple[Linear, ...] | None:
 
 def why_not_plain(projection: nn.Module) -> str | None:
     """None for an nn.Linear whose weight says it all; otherwise the reason in words."""
+    reason = why_called(projection)
+    if reason is not None:
+        return reason
+    weight: Any = projection.weight
+    # A subclass of Tensor (DTensor, torchao's) brings its own F.linear.
+    if type(weight) not in (Tensor, nn.Parameter):
+        return f"its weight is a {type(weight).__name__}"
+    if not torch.is_floating_point(weight):
+        return f"its weight is {weight.dtype}"
+    return None
+
+
+def why_called(projection: nn.Module) -> str | None:
+    """None for an nn.Linear that does nothing beside its formula, whatever its weight is."""
     kind = type(projection)
     if kind is not nn.Linear:
         return f"it is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear"
@@ -36,10 +50,4 @@ def why_not_plain(projection: nn.Module) -> str | None:
         return "its forward was replaced"
     if any(len(getattr(projection, hooks)) for hooks in _HOOKS):
         return "it has hooks"
-    weight: Any = projection.weight
-    # A subclass of Tensor (DTensor, torchao's) brings its own F.linear.
-    if type(weight) not in (Tensor, nn.Parameter):
-        return f"its weight is a {type(weight).__name__}"
-    if not torch.is_floating_point(weight):
-        return f"its weight is {weight.dtype}"
     return None
