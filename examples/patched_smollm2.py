@@ -1,11 +1,11 @@
 """SmolLM2 with its own MLP and with gateup's: the same tokens, and what a training step keeps.
 
 Loads the real GGUF through transformers, answers a question before and after `gateup.patch`, then
-takes one training step (float32, batch 1) for each way of saving at several lengths and sets what
-was measured beside what `gateup plan` says. Ends with status 1 where tokens differ or saved bytes
-are more than 1 % off.
+takes one training step (float32, batch 1, embedding frozen) for each way of saving at several
+lengths and sets what was measured beside what `gateup plan` says. Ends with status 1 where tokens
+differ or a figure is more than 1 % off.
 
-    python examples/patched_smollm2.py            # T = 64, 128, 256
+    python examples/patched_smollm2.py            # T = 32, 64, 128
     python examples/patched_smollm2.py 1024
 """
 
@@ -28,8 +28,8 @@ from gateup.ops.options import MLPOptions
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France?"
-LENGTHS = (64, 128, 256)
-TILE = 64
+LENGTHS = (32, 64, 128)
+TILE = 32
 # Label, options (None: transformers' own MLP), and what `gateup plan` is told.
 MODES: tuple[tuple[str, MLPOptions | None, dict[str, Any]], ...] = (
     ("stock", None, {"save": "hf"}),
@@ -141,14 +141,15 @@ def step(model: Any, ids: Tensor) -> tuple[int, int, float]:
     A weight's gradient goes as soon as it is there: at these lengths 538 MB of them would hide
     what the activations need.
     """
-    drop = [p.register_post_accumulate_grad_hook(forget) for p in model.parameters()]
+    trained = (p for p in model.parameters() if p.requires_grad)
+    drop = [p.register_post_accumulate_grad_hook(forget) for p in trained]
     saved = SavedByMLPs(model)
     with LiveBytes() as live:
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        value = loss.item()
+        # Kept until the end, as Trainer keeps it; its logits are alive with it.
+        out = model(input_ids=ids, labels=ids, use_cache=False)
         kept = saved.total()
-        loss.backward()
-        del loss
+        out.loss.backward()
+    value = out.loss.item()
     for handle in drop:
         handle.remove()
     return kept, live.peak, value
@@ -183,7 +184,7 @@ def compare_steps(model: Any, lengths: list[int]) -> bool:
     good = True
     print("\nOne training step, MB: what the MLPs save for backward; the peak, weights and their")
     print("gradients aside")
-    print(f"{'T':>5}  {'MLP':16} {'saved':>9} {'planned':>9} {'peak':>9} {'estimate':>9}   loss")
+    print(f"{'T':>5}  {'MLP':16} {'saved':>9} {'planned':>9} {'peak':>9} {'planned':>9}   loss")
     for length in lengths:
         torch.manual_seed(0)
         ids = torch.randint(0, model.config.vocab_size, (1, length))
@@ -193,7 +194,7 @@ def compare_steps(model: Any, lengths: list[int]) -> bool:
             saved, peak, loss = step(model, ids)
             gateup.unpatch(model)
             want, bound = planned(length, how)
-            near = abs(saved - want) <= ALLOWED * want
+            near = all(abs(a - b) <= ALLOWED * b for a, b in ((saved, want), (peak, bound)))
             good = good and near
             print(
                 f"{length:5}  {label:16} {saved / MB:9.1f} {want / MB:9.1f} {peak / MB:9.1f}"
@@ -206,6 +207,8 @@ def main() -> int:
     lengths = [int(a) for a in sys.argv[1:]] or list(LENGTHS)
     tokenizer, model = load()
     same = compare_answers(tokenizer, model)
+    # Its gradient, dense and made twice (embedding and tied head), is 340 MB at any length.
+    model.get_input_embeddings().weight.requires_grad_(False)
     near = compare_steps(model.train(), lengths)
     return 0 if same and near else 1
 
