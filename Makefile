@@ -34,7 +34,7 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist src/gateup/_native*
 
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -42,8 +42,9 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# The stamps depend on the files that say what to install.
-$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.venv
+# The stamps depend on the files that say what to install. The extension is built here, where
+# there is a C++ compiler; without one gateup computes with torch alone and says so.
+$(VENV)/.base: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) | $(VENV)/.venv
 	$(PIP) -e .
 	@touch $@
 

@@ -39,7 +39,7 @@ def _model(architecture: str, **values: Any) -> dict[str, Any]:
     return {**base, "architectures": [architecture], **values}
 
 
-def _dense(H: int, I: int, heads: int, kv: int, V: int, **more: Any) -> dict[str, Any]:  # noqa: E741
+def _dense(H: int, I: int, heads: int, kv: int, V: int, **more: Any) -> dict[str, Any]:
     return {
         "hidden_size": H,
         "intermediate_size": I,

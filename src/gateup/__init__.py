@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "check": ("gateup.checks.runner", "check"),
     "open": ("gateup.files.checkpoint", "open_model"),
+    "patch": ("gateup.hf.patch", "patch"),
     "plan": ("gateup.account.report.answer", "plan"),
+    "unpatch": ("gateup.hf.patch", "unpatch"),
 }
 
 

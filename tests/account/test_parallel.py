@@ -59,7 +59,7 @@ def test_one_rank_holds_everything() -> None:
 
 
 def test_two_ranks_by_hand() -> None:
-    H, I, V, L = 64, 96, 100, 4  # noqa: E741
+    H, I, V, L = 64, 96, 100, 4
     attention = (8 * 8 * H + 2 * 2 * 8 * H + 8 * 8 * H) // 2
     mlp = 3 * H * I // 2
     whole = L * 2 * H + H

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from gateup.account.saved import Precision, saved_mlp

@@ -16,7 +16,7 @@ from gateup.model.families.gpt_oss import LAYOUT as GPT_OSS
 from gateup.model.families.gpt_oss import PACKED_LAYOUT
 from gateup.model.layout import SPLIT, GateUpLayout, convert, join, merge, shard, split
 
-E, I, H = 3, 4, 5  # noqa: E741
+E, I, H = 3, 4, 5
 
 LAYOUTS = [
     GateUpLayout(form, order, orientation, stacked)

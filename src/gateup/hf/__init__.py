@@ -1,0 +1,1 @@
+"""The gated MLP inside transformers' models."""

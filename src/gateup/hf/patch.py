@@ -1,0 +1,191 @@
+"""Give a transformers model gateup's gated MLP, and take it back.
+
+Only the `forward` of single modules changes. Classes, modules, parameters, their names, hooks and
+the state dict stay what they are, so saving, generating, training and adapters go on working.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from gateup.errors import UsageError
+from gateup.hf.experts import ApplyGate
+from gateup.hf.forward import FORWARDS, SLOTS, Forward
+from gateup.hf.report import Left, Patched, PatchReport
+from gateup.hf.table import ROWS, Row, act_of, gates_as_declared, row_of
+from gateup.ops.options import MLPOptions
+
+# What an MLP's class tends to be called, and what a gated one tends to hold.
+_LOOKS = re.compile(r"MLP|Mlp|FFN|FeedForward|GLU|Experts")
+_PARTS = ("gate_proj", "up_proj", "gate_up_proj")
+
+
+def patch(
+    model: nn.Module,
+    *,
+    options: MLPOptions | None = None,
+    include: str | Iterable[str] | None = None,
+    quiet: bool = False,
+) -> PatchReport:
+    """Run every gated MLP of `model` that gateup knows through gateup's ops.
+
+    options  rounding, what backward keeps, tiling; default: transformers' bits, untiled
+    include  names of modules to patch, with * and ? ("model.layers.1?.mlp"); default: all
+    quiet    do not print the report
+
+    Patching again changes the options; `unpatch` takes it back. Raises UsageError when nothing
+    was patched: a model without a gated MLP, or an `include` that matches none.
+    """
+    options = MLPOptions() if options is None else options
+    if not isinstance(options, MLPOptions):
+        raise UsageError(
+            f"options is of type {type(options).__name__}", expected="gateup.ops.options.MLPOptions"
+        )
+    patterns = _patterns(include)
+    patched: list[Patched] = []
+    left: list[Left] = []
+    for name, module in _candidates(model):
+        row = row_of(module)
+        why = _why_not(module, row, options, name, patterns)
+        if row is None or why is not None:
+            left.append(Left(name, type(module).__name__, why or ""))
+            continue
+        act, why = act_of(module, row, options)
+        if act is None:
+            left.append(Left(name, type(module).__name__, why))
+            continue
+        _install(module, row, act, options)
+        patched.append(Patched(name, row.cls, act, row.words))
+    report = PatchReport(tuple(patched), _not_around(left, patched), options)
+    if not patched:
+        raise _nothing(model, report, patterns)
+    if not quiet:
+        print(report)
+    return report
+
+
+def unpatch(model: nn.Module) -> tuple[str, ...]:
+    """Give every patched module its own forward back; their names, none if none was patched."""
+    names = []
+    for name, module in _modules(model):
+        slot = _slot(module)
+        if slot is None:
+            continue
+        if slot == "forward":
+            del module.__dict__["forward"]
+        else:
+            module.__dict__[slot] = MethodType(type(module).forward, module)
+        module.__dict__.pop("_apply_gate", None)
+        names.append(name)
+    return tuple(names)
+
+
+def _install(module: nn.Module, row: Row, act: str, options: MLPOptions) -> None:
+    slot = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
+    module.__dict__[slot] = FORWARDS[row.kind](module, row, act, options)
+    if row.layout.stacked:
+        module.__dict__["_apply_gate"] = ApplyGate(row.layout, act)
+
+
+def _slot(module: nn.Module) -> str | None:
+    """Where gateup's forward lies in `module`; None when it is not patched."""
+    found = (s for s in SLOTS if isinstance(module.__dict__.get(s), Forward))
+    return next(found, None)
+
+
+def _why_not(
+    module: nn.Module, row: Row | None, options: MLPOptions, name: str, patterns: tuple[str, ...]
+) -> str | None:
+    if row is None:
+        if any(hasattr(module, part) for part in _PARTS):
+            return f"{type(module).__module__} is not in gateup's table of gated MLPs"
+        return "it has no gate"
+    if patterns and not any(fnmatchcase(name, p) for p in patterns):
+        return "include does not name it"
+    other = _other_forward(module)
+    if other:
+        return f"its forward was replaced by {other}"
+    if row.layout.stacked:
+        return _why_not_experts(module, options)
+    return None
+
+
+def _why_not_experts(module: Any, options: MLPOptions) -> str | None:
+    if not gates_as_declared(module):
+        return "its subclass gates in its own way"
+    if getattr(module, "has_post_expert_norm", False):
+        return "it has a norm after each expert"
+    if getattr(module, "_is_expert_parallel", False) and options != MLPOptions():
+        return "its experts are spread over ranks; only the default options can serve them"
+    return None
+
+
+def _other_forward(module: nn.Module) -> str | None:
+    """What stands in place of the class's forward, when it is neither gateup's nor accelerate's."""
+    slots = module.__dict__
+    found = slots.get("_old_forward" if "_hf_hook" in slots else "forward")
+    if found is None or isinstance(found, Forward):
+        return None
+    function = getattr(found, "__func__", found)
+    if function is type(module).forward:
+        return None
+    home = getattr(function, "__module__", type(function).__module__)
+    return f"{home}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"the model is of type {type(model).__name__}",
+            expected="a torch.nn.Module, such as AutoModelForCausalLM.from_pretrained returns",
+        )
+    found: Iterator[tuple[str, nn.Module]] = model.named_modules()
+    return found
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in _modules(model):
+        if row_of(module) is not None or _LOOKS.search(type(module).__name__):
+            yield name, module
+
+
+def _not_around(left: list[Left], patched: list[Patched]) -> tuple[Left, ...]:
+    """Without those that merely contain a module that was patched or is listed itself."""
+    inner = [p.name for p in patched] + [x.name for x in left]
+
+    def contains(outer: str) -> bool:
+        start = f"{outer}." if outer else ""
+        return any(name != outer and name.startswith(start) for name in inner)
+
+    return tuple(entry for entry in left if not contains(entry.name))
+
+
+def _patterns(include: str | Iterable[str] | None) -> tuple[str, ...]:
+    if include is None:
+        return ()
+    patterns = (include,) if isinstance(include, str) else include
+    given = tuple(patterns) if isinstance(patterns, Iterable) else ()
+    if not given or not all(isinstance(p, str) for p in given):
+        raise UsageError(
+            f"include is {include!r}", expected="a module's name or several, with * and ?"
+        )
+    return given
+
+
+def _nothing(model: nn.Module, report: PatchReport, patterns: tuple[str, ...]) -> UsageError:
+    what = f"no gated MLP was patched in {type(model).__name__}"
+    if patterns:
+        what += f" under {', '.join(patterns)}"
+    seen = "; ".join(f"{x.name or 'the model'} ({x})" for x in report.left[:3])
+    more = len(report.left) - 3
+    return UsageError(
+        what,
+        where=(seen + (f"; and {more} more" if more > 0 else "")) or "nothing in it looks like one",
+        expected="one of transformers' " + ", ".join(row.cls for row in ROWS),
+    )

@@ -1,0 +1,9 @@
+"""The feed-forward network as modules: gated MLP, sublayer, mixture of experts."""
+
+from __future__ import annotations
+
+from gateup.nn.feed_forward import FeedForward, RMSNorm
+from gateup.nn.gated_mlp import GatedMLP
+from gateup.nn.moe import MoE
+
+__all__ = ["FeedForward", "GatedMLP", "MoE", "RMSNorm"]

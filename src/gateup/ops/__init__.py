@@ -1,0 +1,1 @@
+"""The gated MLP as functions on tensors."""

@@ -1,0 +1,114 @@
+"""From checked tensors and options to the kernel: what backward will need, the tile, the way in.
+
+Tracers (torch.compile, export, fake and meta tensors, subclasses) see the custom op. Eager code
+calls the same kernels from an autograd Function: the dispatcher's way through a Python op costs
+60 to 80 µs a call, as much as a whole small MLP at one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gateup.ops import kernel
+from gateup.ops.arguments import once
+from gateup.ops.kernel import Call, Keep
+from gateup.ops.mlp_ops import autocast_dtype
+from gateup.ops.operands import Kept, Needs, Operands
+from gateup.ops.options import MLPOptions
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Private names of torch, the only way to ask whether a tracer is at work.
+_C: Any = torch._C
+_TRACERS = tuple(
+    getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")
+)
+
+
+def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions) -> Tensor:
+    """y [..., H] of tensors already checked; keeps for backward what `options.save` says.
+
+    Nothing is kept for a gradient that nobody asked for: of frozen weights, or of a frozen x.
+    """
+    keep = keep_for(x, operands, options.save)
+    dtype = autocast_dtype(x)
+    tile = options.tile_size(operands.width, (dtype or x.dtype).itemsize) or 0
+    call = Call(form, act, options.rounding == "wide", tile, dtype)
+    if torch.compiler.is_compiling() or _traced(x, *operands):
+        y: Tensor = torch.ops.gateup.mlp(x, *operands, *call, list(keep))[0]
+        return y
+    if any(keep) or _differentiable(x, *operands):
+        again = x if operands.w2 is not None and x.requires_grad else None
+        return _direct(call, keep, again, x, *operands)
+    return _forward(x, operands, call, keep)[0]
+
+
+def keep_for(x: Tensor, operands: Operands, save: str) -> Keep:
+    """What `save` keeps of these tensors: see `MLPOptions.save`."""
+    if not torch.is_grad_enabled():
+        return Keep(False, False, False)
+    needs = Needs(*(p is not None and p.requires_grad for p in (x, *operands)))
+    weights = needs.w1 or needs.w2
+    if save == "input":
+        return Keep(needs.pre or needs.down, False, False)
+    if save == "gate_up":
+        return Keep(weights, needs.pre or needs.down, False)
+    return Keep(weights, needs.pre, needs.down)
+
+
+def _differentiable(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _traced(*tensors: Tensor | None) -> bool:
+    if any(t is not None and (type(t) not in _PLAIN or t.is_meta) for t in tensors):
+        return True
+    if _C._are_functorch_transforms_active():
+        return True
+    return any(_C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+
+
+def _forward(
+    x: Tensor, operands: Operands, call: Call, keep: Keep
+) -> tuple[Tensor, Tensor | None, Kept]:
+    if call.dtype is None:
+        return kernel.forward(x, operands, call, keep)
+    with torch.autocast(x.device.type, enabled=False):
+        return kernel.forward(x, operands, call, keep)
+
+
+class _Direct(torch.autograd.Function):
+    """gateup::mlp without the dispatcher.
+
+    x comes twice where gate and up are apart: autograd adds up's part and gate's part of its
+    gradient one by one to what other users of x (a residual, a router) have sent, and sums in
+    another order have other bits. Up's goes first, as the later of two linears.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, keep: Keep, again: Tensor | None, x: Tensor, *operands: Any
+    ) -> Tensor:
+        t = Operands(*operands)
+        y, cast, kept = _forward(x, t, call, keep)
+        kept_x = (x if cast is None else cast) if keep.x else None
+        ctx.call, ctx.x_dtype = call, x.dtype
+        ctx.save_for_backward(kept_x, *t[:5], *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        needs = Needs(*ctx.needs_input_grad[3:])
+        x, w1, w2, down, b1, b2, *kept = ctx.saved_tensors
+        operands = Operands(w1, w2, down, b1, b2, None)
+        parts = (dy, x, operands, Kept(*kept), ctx.call, needs, ctx.x_dtype)
+        with torch.no_grad():
+            grads, second = kernel.backward_apart(*parts)
+        return None, None, *once("gated_mlp", (second, *grads))
+
+
+# torch does not type Function.apply.
+_direct: Callable[..., Tensor] = _Direct.apply
