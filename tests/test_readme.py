@@ -61,12 +61,12 @@ SAMPLE = re.compile(r"^```sh\n(gateup [^\n]*)\n```\n\n```text\n(.*?)^```$", re.M
 
 
 @pytest.mark.parametrize("readme", READMES)
-def test_the_sample_is_what_the_command_prints(readme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_sample_is_what_the_command_prints(readme: str, which: int, tmp_path: Path) -> None:
     """Where it fails, paste what the command prints now; … stands for what is left out."""
-    found = SAMPLE.search((ROOT / readme).read_text("utf-8"))
-    assert found is not None
+    found = SAMPLE.findall((ROOT / readme).read_text("utf-8"))[which]
     done = subprocess.run(
-        [sys.executable, "-m", "gateup", *shlex.split(found[1])[1:]],
+        [sys.executable, "-m", "gateup", *shlex.split(found[0])[1:]],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -77,7 +77,7 @@ def test_the_sample_is_what_the_command_prints(readme: str, tmp_path: Path) -> N
     )
     assert done.returncode == 1, done.stderr
     printed = iter(done.stdout.splitlines())
-    for line in found[2].splitlines():
+    for line in found[1].splitlines():
         if line.strip() != "…":
             assert line in printed, line  # in this order
 
