@@ -59,8 +59,8 @@ def leaves(document: dict[str, Any]) -> set[str]:
     """Paths that end at a value or at a figure, with open keys as `*`."""
     out = set()
     for path in paths(document):
-        if path.startswith("verdict.remedies[].flags."):  # an engine's name may have a dot
-            path = "verdict.remedies[].flags.*"
+        # an engine's name may have a dot
+        path = re.sub(r"^(verdict\.(remedies\[\]\.)?flags)\..*", r"\1.*", path)
         if path not in ("model.source.kind", "device.kind", "measured.rows[].unit"):
             path = re.sub(r"\.(value|unit|kind|formula|numbers|source)$", "", path)
         out.add(OPEN.sub(r"\1.*", path))
