@@ -126,7 +126,10 @@ def test_modules_stored_whole_are_said(tmp_path: Path) -> None:
     assert any(f"({head:,} parameters) are not counted as trained" in x for x in trained.notes)
 
 
-def test_show_has_the_adapter_beside_its_base(tmp_path: Path) -> None:
+def test_show_has_the_adapter_beside_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # paths of any length leave the other cells whole
     n = trained_by_peft("ranks", tmp_path)
     base = str(tmp_path / "base")
     shown = show(tmp_path / "adapter", base=base)

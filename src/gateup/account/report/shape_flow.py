@@ -80,7 +80,7 @@ def _adapter(adapter: Adapter) -> list[tuple[str, str]]:
         ("adapter", f"{kind}, {adapter.path}"),
         ("adapter: base in its config", adapter.base or "not named"),
         ("adapter: rank, alpha", f"{', '.join(map(str, ranks))}; {adapter.alpha:g}"),
-        ("adapter: targets", listed if isinstance(listed, str) else ", ".join(listed)),
+        ("adapter: targets", listed if isinstance(listed, str) else ", ".join(sorted(listed))),
         ("adapter: tensors", tag(f"{len(adapter.tensors):,}")),
         ("adapter: parameters", tag(f"{adapter.params:,}")),
         ("adapter: bytes", tag(f"{adapter.nbytes:,}") + f" ({units.memory(adapter.nbytes)})"),
