@@ -1,0 +1,64 @@
+"""The KV cache: allocated once for its capacity, touched as it fills.
+
+Letters: B sequences (rows of the cache), K num_kv_heads, C capacity, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gateup.engine.config import DecoderConfig
+from gateup.errors import UsageError
+
+# float16 halves what a step reads and is llama.cpp's default; float32 is for comparisons.
+DTYPES = (torch.float16, torch.float32)
+
+
+class KVCache:
+    """Keys (after rope) and values of B sequences, of their own lengths.
+
+    keys, values  per layer [B, K, C, D]; position p of sequence b at [b, :, p]
+    lengths       positions filled, per sequence; a decoder raises them as it writes
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        capacity: int,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
+        """Raises UsageError for a capacity or batch below 1, another dtype, or no memory for it."""
+        if capacity < 1 or batch < 1:
+            raise UsageError(
+                f"a KV cache of {batch} × {capacity} positions", expected="at least 1 × 1"
+            )
+        if dtype not in DTYPES:
+            raise UsageError(f"a KV cache of {dtype}", expected=" or ".join(str(d) for d in DTYPES))
+        self.capacity = capacity
+        self.batch = batch
+        self.dtype = dtype
+        self.lengths = [0] * batch
+        shapes = [(batch, x.num_kv_heads, capacity, x.head_dim) for x in config.layers]
+        try:
+            # empty, not zeros: pages are taken when positions are written, not before
+            self.keys = [torch.empty(s, dtype=dtype) for s in shapes]
+            self.values = [torch.empty(s, dtype=dtype) for s in shapes]
+        except RuntimeError as e:  # torch's allocator has no type of its own for this
+            raise UsageError(
+                f"no memory for a KV cache of {nbytes(config, capacity, batch, dtype):,} bytes",
+                remedy="a smaller context (--ctx)",
+            ) from e
+
+    def room(self, row: int) -> int:
+        """Positions that are left in a sequence."""
+        return self.capacity - self.lengths[row]
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget all positions of a sequence from `length` on."""
+        self.lengths[row] = min(self.lengths[row], max(length, 0))
+
+
+def nbytes(config: DecoderConfig, capacity: int, batch: int, dtype: torch.dtype) -> int:
+    """Bytes of such a cache, once full."""
+    return config.kv_elements * capacity * batch * dtype.itemsize
