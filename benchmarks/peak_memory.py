@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import platform
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ from typing import Any
 
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gateup.account.memory import memory
 from gateup.account.workload import LoRA, Training, Workload
 from gateup.model.families import build_spec
 from gateup.model.quant.formats import stored_as
+from gateup.ops.tally import LiveBytes
 
 T = 128
 DIMS: dict[str, Any] = {
@@ -43,37 +41,6 @@ DIMS: dict[str, Any] = {
 HEADS = {"intermediate_size": 16, "num_attention_heads": 24, "head_dim": 16}
 NARROW = (("hidden_size", 512), ("moe_intermediate_size", 16), ("head_dim", 16))
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 320}
-
-
-class LiveBytes(TorchDispatchMode):
-    """`peak`: the most bytes alive at once of storages made while entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            t.untyped_storage()._cdata
-            for t in tree_leaves((args, kwargs))
-            if isinstance(t, torch.Tensor)
-        }
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                if key not in given and key not in self._known:
-                    self._known.add(key)
-                    self.live += storage.nbytes()
-                    self.peak = max(self.peak, self.live)
-                    weakref.finalize(storage, self._freed, key, storage.nbytes())
-        return out
-
-    def _freed(self, key: int, nbytes: int) -> None:
-        self._known.discard(key)
-        self.live -= nbytes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from gateup.account.workload import LoRA, Training, Workload
 from gateup.model.families import build_spec
 from gateup.model.quant.formats import stored_as
 from gateup.model.spec import ModelSpec, MoESpec
+from gateup.ops.tally import SavedBytes
 
 T = 128
 DIMS: dict[str, Any] = {
@@ -50,32 +51,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**DIMS, **MOE, head_dim=16),
 }
 TORCH = {"bf16": torch.bfloat16, "f32": torch.float32}
-
-
-class SavedBytes:
-    """Counts the storages that autograd packs while it is entered; `skip` are left out."""
-
-    def __init__(self, skip: Iterable[torch.Tensor] = ()) -> None:
-        self._skip = {t.untyped_storage().data_ptr() for t in skip}
-        self._seen: dict[int, torch.UntypedStorage] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._skip:
-            self._seen[storage.data_ptr()] = storage  # held, so that no address comes twice
-        return tensor
-
-    def __enter__(self) -> SavedBytes:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._hooks.__exit__(*args)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(s.nbytes() for s in self._seen.values())
 
 
 @dataclass(frozen=True)

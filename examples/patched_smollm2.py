@@ -12,19 +12,18 @@ differ or a figure is more than 1 % off.
 from __future__ import annotations
 
 import sys
-import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gateup
 from gateup.ops.options import MLPOptions
+from gateup.ops.tally import LiveBytes, SavedBytes
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "What is the capital of France?"
@@ -69,66 +68,18 @@ def answer(tokenizer: Any, model: Any) -> list[int]:
     return tokens
 
 
-class SavedByMLPs:
-    """Bytes that the MLPs' forwards save for backward: each storage once, parameters aside."""
+def around_mlps(model: nn.Module, saved: SavedBytes) -> list[RemovableHandle]:
+    """Enter `saved` for the forward of each MLP alone."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.storages: dict[int, int] = {}
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
-        self._own = own
-        self.handles = []
-        for name, module in model.named_modules():
-            if name.endswith(".mlp"):
-                self.handles.append(module.register_forward_pre_hook(self._enter))
-                self.handles.append(module.register_forward_hook(self._leave))
+    def enter(*_: Any) -> None:
+        saved.__enter__()
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        self._hooks.__enter__()
+    def leave(*_: Any) -> None:
+        saved.__exit__()
 
-    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        self._hooks.__exit__(None, None, None)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self.storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def total(self) -> int:
-        for handle in self.handles:
-            handle.remove()
-        return sum(self.storages.values())
-
-
-class LiveBytes(TorchDispatchMode):
-    """`peak`: the most bytes alive at once of storages that operations made meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
-        out = func(*args, **(kwargs or {}))
-        for tensor in tensors(out):
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key not in given and key not in self._known:
-                self._known.add(key)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._freed, key, storage.nbytes())
-        return out
-
-    def _freed(self, key: int, nbytes: int) -> None:
-        self._known.discard(key)
-        self.live -= nbytes
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    mlps = [module for name, module in model.named_modules() if name.endswith(".mlp")]
+    before = [m.register_forward_pre_hook(enter) for m in mlps]
+    return before + [m.register_forward_hook(leave) for m in mlps]
 
 
 def forget(parameter: Tensor) -> None:
@@ -143,14 +94,16 @@ def step(model: Any, ids: Tensor) -> tuple[int, int, float]:
     """
     trained = (p for p in model.parameters() if p.requires_grad)
     drop = [p.register_post_accumulate_grad_hook(forget) for p in trained]
-    saved = SavedByMLPs(model)
+    saved = SavedBytes(skip=model.parameters())
+    handles = around_mlps(model, saved)
     with LiveBytes() as live:
         # Kept until the end, as Trainer keeps it; its logits are alive with it.
         out = model(input_ids=ids, labels=ids, use_cache=False)
-        kept = saved.total()
+        kept = saved.nbytes
+        saved.forget()
         out.loss.backward()
     value = out.loss.item()
-    for handle in drop:
+    for handle in drop + handles:
         handle.remove()
     return kept, live.peak, value
 
