@@ -1,0 +1,1 @@
+"""Exercises from formula to kernel, and the judge that runs what a learner writes."""
