@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,13 @@ _U64 = struct.Struct("<Q").unpack_from
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Stands for a value too large to keep: an array of `length` elements of `type`, or a string
-    (type "text") of `length` bytes."""
+    (type "text") of `length` bytes. Its content begins at byte `offset` of `file` (gguf_arrays.py
+    reads it)."""
 
     type: str
     length: int
+    offset: int = field(default=0, compare=False)
+    file: Path | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class _Reader:
         length = self.u64()
         pos = self.take(length)
         if length > limit or not self.keep(length):
-            return Skipped("text", length)
+            return Skipped("text", length, pos, self.path)
         try:
             return self.view[pos : self.pos].decode("utf-8")
         except UnicodeDecodeError as e:
@@ -331,7 +334,7 @@ class _Reader:
         n = self.count("elements", self.end, width)
         pos = self.take(n * width)
         if n > MAX_KEPT or not self.keep(8 * n):
-            return Skipped(name, n)
+            return Skipped(name, n, pos, self.path)
         values = list(struct.unpack_from(f"<{n}{code}", self.view, pos))
         return [self.boolean(v) for v in values] if kind == BOOL else values
 
@@ -350,7 +353,7 @@ class _Reader:
             raise self.truncated(pos - self.pos)
         if n > MAX_KEPT or pos - start > MAX_KEPT_BYTES or not self.keep(64 * n):
             self.pos = pos
-            return Skipped("string", n)
+            return Skipped("string", n, start, self.path)
         return [self.text(MAX_TEXT_BYTES) for _ in range(n)]
 
     def tensor_table(self, n: int) -> list[TensorHeader]:
