@@ -19,13 +19,7 @@ from gateup.ops.kernel import Call, Keep
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.operands import Kept, Needs, Operands
 from gateup.ops.options import MLPOptions
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-# Private names of torch, the only way to ask whether a tracer is at work.
-_C: Any = torch._C
-_TRACERS = tuple(
-    getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")
-)
+from gateup.ops.tracing import differentiable, traced
 
 
 def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions) -> Tensor:
@@ -37,10 +31,10 @@ def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions)
     dtype = autocast_dtype(x)
     tile = options.tile_size(operands.width, (dtype or x.dtype).itemsize) or 0
     call = Call(form, act, options.rounding == "wide", tile, dtype)
-    if torch.compiler.is_compiling() or _traced(x, *operands):
+    if traced(x, *operands):
         y: Tensor = torch.ops.gateup.mlp(x, *operands, *call, list(keep))[0]
         return y
-    if any(keep) or _differentiable(x, *operands):
+    if any(keep) or differentiable(x, *operands):
         again = x if operands.w2 is not None and x.requires_grad else None
         return _direct(call, keep, again, x, *operands)
     return _forward(x, operands, call, keep)[0]
@@ -57,18 +51,6 @@ def keep_for(x: Tensor, operands: Operands, save: str) -> Keep:
     if save == "gate_up":
         return Keep(weights, needs.pre or needs.down, False)
     return Keep(weights, needs.pre, needs.down)
-
-
-def _differentiable(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _traced(*tensors: Tensor | None) -> bool:
-    if any(t is not None and (type(t) not in _PLAIN or t.is_meta) for t in tensors):
-        return True
-    if _C._are_functorch_transforms_active():
-        return True
-    return any(_C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
 
 
 def _forward(
