@@ -39,3 +39,11 @@ def test_live_knows_what_has_gone():
         x + 1
     assert live.peak == 2 * 4 * ELEMENTS
     assert live.live == 0
+
+
+def test_live_leaves_out_sizes():
+    x = torch.ones(ELEMENTS)
+    with LiveBytes(ignore={4 * ELEMENTS}) as live:
+        y = x + 1
+        z = y.double()
+    assert (live.peak, z.numel()) == (8 * ELEMENTS, ELEMENTS)

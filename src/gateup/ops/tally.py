@@ -12,7 +12,7 @@ Both count storages, what an allocator is asked for, without its rounding:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -58,12 +58,14 @@ class SavedBytes:
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`peak`: the most bytes alive at once of storages that operations made while entered.
 
-    Sees what torch's dispatcher sees: not the scratch of a kernel that bypasses it.
+    Sees what torch's dispatcher sees: not the scratch of a kernel that bypasses it. `ignore`:
+    sizes in bytes that are not counted, such as those of weight gradients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignore: Container[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
+        self._ignore = ignore
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +74,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in given and key not in self._known:
+            fresh = key not in given and key not in self._known
+            if fresh and storage.nbytes() not in self._ignore:
                 self._known.add(key)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
