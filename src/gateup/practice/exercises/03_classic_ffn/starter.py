@@ -1,0 +1,3 @@
+def classic_ffn(x, w1, b1, w2, b2, act):
+    """y [T, H] of the FFN with two matrices; act is "relu", "gelu" or "gelu_tanh"."""
+    ...

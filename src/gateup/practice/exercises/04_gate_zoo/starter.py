@@ -1,0 +1,3 @@
+def gated(kind, a, b):
+    """act(a) · b for the unit named `kind`: the shape and dtype of a and b."""
+    ...

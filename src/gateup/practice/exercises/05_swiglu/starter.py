@@ -1,0 +1,3 @@
+def swiglu(x, w_gate, w_up, w_down):
+    """x [..., H], w_gate and w_up [I, H], w_down [H, I] → [..., H]."""
+    ...

@@ -1,0 +1,3 @@
+def sublayer(x, weight, eps, w_gate, w_up, w_down):
+    """x + SwiGLU(RMSNorm(x)): x [T, H] → [T, H] in x's dtype."""
+    ...

@@ -1,0 +1,3 @@
+def ffn_width(hidden_size, multiple_of, ffn_dim_multiplier):
+    width = int(ffn_dim_multiplier * int(8 * hidden_size / 3))
+    return multiple_of * (width // multiple_of + 1)

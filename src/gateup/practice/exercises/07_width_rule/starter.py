@@ -1,0 +1,3 @@
+def ffn_width(hidden_size, multiple_of, ffn_dim_multiplier):
+    """The intermediate size I that LLaMA's rule gives: an int."""
+    ...

@@ -1,0 +1,3 @@
+def ledger(config):
+    """int64 [6]: embedding, attention, mlp, norm, head, total."""
+    ...

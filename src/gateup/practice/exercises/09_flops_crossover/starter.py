@@ -1,0 +1,3 @@
+def flops(H, I, n_heads, head_dim, context):
+    """float64 [4]: MLP FLOPs, score FLOPs at `context`, T* of a token, T* of a prefill."""
+    ...

@@ -1,0 +1,8 @@
+WIDE = {"eager": 4, "fused": 3, "gate_up": 2, "input": 0, "checkpoint": 0}
+
+
+def saved_bytes(mode, tokens, H, I, layers, itemsize):
+    numbers = layers * tokens * (H + WIDE[mode] * I)
+    if mode == "checkpoint":
+        numbers += tokens * 4 * I
+    return numbers

@@ -1,0 +1,3 @@
+def saved_bytes(mode, tokens, H, I, layers, itemsize):
+    """Bytes that the MLPs of all layers keep for the backward pass: an int."""
+    ...

@@ -1,0 +1,13 @@
+import numpy as np
+
+
+def silu(a):
+    return a * (0.5 * (1 + np.tanh(a / 2)))
+
+
+def merged(x, w_gate, w_up, w_down):
+    """(w_gate_up [2I, H], g [T, 2I], y [T, H])"""
+    w_gate_up = np.concatenate([w_gate, w_up], axis=0)
+    g = x @ w_gate_up.T
+    gate, up = np.split(g, 2, axis=-1)
+    return w_gate_up, g, (silu(gate) * up) @ w_down.T

@@ -1,0 +1,3 @@
+def merged(x, w_gate, w_up, w_down):
+    """(w_gate_up [2I, H], g [T, 2I], y [T, H])"""
+    ...

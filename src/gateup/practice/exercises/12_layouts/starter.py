@@ -1,0 +1,3 @@
+def gate_and_up(fused, bias, form):
+    """(gate [I, H], up [I, H], gate_bias [I], up_bias [I])"""
+    ...
