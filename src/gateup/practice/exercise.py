@@ -43,6 +43,10 @@ from gateup.errors import GateupError, UsageError
 FOLDER = Path(__file__).parent / "exercises"
 LANGUAGES = ("en", "zh")
 LEVELS = range(1, 6)
+STATUSES = (
+    *("passed", "wrong structure", "wrong shape", "wrong dtype", "nan", "wrong value"),
+    *("over budget", "error", "timeout", "memory", "crashed", "no answer", "not run"),
+)
 SECONDS = 5.0
 MEMORY_MB = {"numpy": 512, "torch": 1024}
 _NAME = re.compile(r"(\d\d)_([a-z0-9_]+)")
@@ -126,7 +130,7 @@ class Case:
 class Outcome:
     """What `recognise` sees of a failed case.
 
-    `status` is a `CaseResult`'s; `value` what was returned (arrays as numpy; None where nothing
+    `status` is one of STATUSES; `value` what was returned (arrays as numpy; None where nothing
     was), `error` the exception's class name and text.
     """
 

@@ -1,0 +1,148 @@
+"""The learner's process: takes code and inputs, calls, sends back what came out.
+
+Everything here may be patched, ended or lied to by the code it runs; nothing here decides
+anything. Expected values never come near it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import wire
+
+FILE = "solution.py"  # as tracebacks name the learner's code
+HARNESS = "harness.py"
+_TEXT = 2000  # characters of an error's text
+_LINES = 8  # of a traceback
+
+
+def serve(job: dict[str, Any], report: dict[str, str], request: int, answer: int) -> None:
+    """Answers frames until there are no more: first the code, then one frame per call."""
+    _send(answer, wire.pack({"guards": report}))
+    first = _receive(request)
+    if first is None:
+        return
+    torch = first[0]["needs"] == "torch"
+    if torch:
+        _one_thread()
+    try:
+        call = _loaded(first[0])
+    except BaseException as error:
+        _send(answer, wire.pack({"status": "error", **_told(error)}))
+        return
+    _send(answer, wire.pack({"status": "loaded"}))
+    while (frame := _receive(request)) is not None:
+        _send(answer, _answered(call, *frame, torch))
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _receive(request: int) -> tuple[dict[str, Any], Any] | None:
+    head = _exactly(request, wire.LENGTH.size)
+    if not head:
+        return None
+    header, size = wire.unpack_header(_exactly(request, *wire.LENGTH.unpack(head)))
+    return header, wire.unpack_value(header["value"], _exactly(request, size))
+
+
+def _exactly(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size and (part := os.read(descriptor, min(size, 1 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _send(answer: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(answer, view) :]
+
+
+def _loaded(message: dict[str, Any]) -> Callable[..., Any]:
+    """`call(function, *args)` over the learner's module, through the harness if there is one."""
+    if message["floating_errors"]:
+        np.seterr(over="raise", invalid="raise", divide="raise")
+    warnings.simplefilter("ignore")
+    solution = _module("solution", FILE, message["source"])
+    if not message["harness"]:
+        return lambda function, *args: _function(solution, function)(*args)
+    harness = _module("harness", HARNESS, message["harness"])
+    through: Callable[..., Any] = harness.call
+    return lambda function, *args: through(solution, function, *args)
+
+
+def _module(name: str, file: str, source: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module
+
+
+def _function(solution: types.ModuleType, name: str) -> Callable[..., Any]:
+    found = getattr(solution, name, None)
+    if not callable(found):
+        raise NameError(f"there is no function {name}")
+    return found  # type: ignore[no-any-return]
+
+
+def _answered(call: Callable[..., Any], message: dict[str, Any], args: Any, torch: bool) -> bytes:
+    try:
+        value = call(message["function"], *(_given(arg, torch) for arg in args))
+    except BaseException as error:
+        return wire.pack({"status": "error", **_told(error)})
+    _flush()
+    try:
+        return wire.pack({"status": "answered"}, value)
+    except wire.WireError as error:
+        return wire.pack({"status": "unusable", "error": str(error)})
+    except BaseException as error:
+        return wire.pack({"status": "error", **_told(error)})
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):  # the learner's own streams
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _given(value: Any, torch: bool) -> Any:
+    """Arrays as the learner gets them: writable, the learner's own."""
+    if isinstance(value, wire.Array):
+        return wire.to_torch(value) if torch else np.array(value.values)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_given(v, torch) for v in value)
+    if isinstance(value, dict):
+        return {key: _given(v, torch) for key, v in value.items()}
+    return value
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """The error's class, text, and the lines of the learner's own code on the way to it."""
+    name = type(error).__name__
+    try:
+        text = str(error)[:_TEXT]
+    except BaseException:
+        text = ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [[f.lineno, f.name, f.line] for f in frames if f.filename == FILE]
+    if isinstance(error, SyntaxError) and error.filename == FILE:
+        lines.append([error.lineno, "", (error.text or "").strip()])
+    memory = isinstance(error, MemoryError) or "allocate memory" in text
+    return {"error": f"{name}: {text}", "lines": lines[-_LINES:], "memory": memory}
