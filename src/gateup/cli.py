@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from gateup import __version__
 from gateup.account.options import PlanOptions
+from gateup.cli_lab import lab
 from gateup.errors import GateupError, UsageError
 
 app = typer.Typer(
@@ -352,6 +353,9 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
         render_list(rules, make_console())
     else:
         render_rule(rules[0], make_console())
+
+
+app.command("lab")(_reported()(lab))
 
 
 def main() -> None:
