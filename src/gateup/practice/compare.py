@@ -8,7 +8,7 @@ underflows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,7 @@ def compare(case: Case, answer: Any) -> Leaf:
     if not leaves:  # an empty tuple was expected, and came
         return Leaf("passed")
     worst = max(leaves, key=lambda leaf: leaf.ratio)
-    return worst if not any(leaf.self_reported for leaf in leaves) else _self_reported(worst)
-
-
-def _self_reported(leaf: Leaf) -> Leaf:
-    return Leaf(**{**vars(leaf), "self_reported": True})
+    return replace(worst, self_reported=any(leaf.self_reported for leaf in leaves))
 
 
 def mistake(case: Case, answer: Any) -> str | None:
@@ -177,7 +173,10 @@ def _scalars(expected: Expected, got: Any, where: str, dtype: str) -> Leaf:
             ratio=0.0 if number == value else np.inf,
             self_reported=expected.self_reported,
         )
-    as_array = Array(np.float64(number), "float64")
+    try:
+        as_array = Array(np.float64(number), "float64")
+    except OverflowError:
+        as_array = Array(np.float64(np.inf), "float64")
     return _values(expected, as_array, where, dtype or "float64", "float")
 
 
@@ -193,9 +192,8 @@ def _finite(error: int | None, value: int = 1) -> float | None:
 
 def _arrays(expected: Expected, got: Array, where: str, dtype: str) -> Leaf:
     value = np.asarray(expected.value)
-    shapes = {"shape_got": got.values.shape, "shape_expected": value.shape}
     if got.values.shape != value.shape:
-        return Leaf("wrong shape", where, **shapes, dtype_got=got.dtype)
+        return Leaf("wrong shape", where, got.values.shape, value.shape, got.dtype)
     real = np.issubdtype(value.dtype, np.floating)
     kinds = {"f": "a float", "b": "bool", "i": "an integer", "u": "an integer"}
     wanted = expected.dtype or (dtype if real else kinds[value.dtype.kind])
@@ -210,7 +208,7 @@ def _arrays(expected: Expected, got: Array, where: str, dtype: str) -> Leaf:
     leaf = _values(expected, got, where, wanted if real and " " not in wanted else "", wanted)
     if right or leaf.status == "nan":
         return leaf
-    return Leaf(**{**vars(leaf), "status": "wrong dtype"})
+    return replace(leaf, status="wrong dtype")
 
 
 def tolerance(expected: Expected, dtype: str) -> Any:
@@ -226,7 +224,7 @@ def _values(expected: Expected, got: Array, where: str, dtype: str, wanted: str)
     """Numbers of equal shapes: `dtype` sets the tolerance, "" asks for equality."""
     value = np.asarray(expected.value)
     given = np.asarray(got.numpy())
-    shown = {
+    shown: dict[str, Any] = {
         "where": where,
         "shape_got": given.shape,
         "shape_expected": value.shape,
@@ -246,6 +244,8 @@ def _values(expected: Expected, got: Array, where: str, dtype: str, wanted: str)
         same = (given == value) | (np.isnan(wide) & np.isnan(right))
         error = np.where(same, 0.0, np.abs(wide - right))
         error = np.where(np.isnan(error), np.inf, error)
+        # Integers beyond 2^53 that differ may be one float64.
+        error = np.where(~same & (error == 0), 1.0, error)
         relative = np.where(error == 0, 0.0, error / np.abs(right))
         ratio = np.where(error == 0, 0.0, error / bound)
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)

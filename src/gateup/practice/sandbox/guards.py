@@ -155,7 +155,8 @@ def _processes_of(uid: int) -> int:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                count += len(os.listdir(folder / "task")) if folder.stat().st_uid == uid else 0
+                if folder.stat().st_uid == uid:
+                    count += sum(1 for _ in (folder / "task").iterdir())
     return count
 
 

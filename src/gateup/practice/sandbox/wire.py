@@ -213,11 +213,11 @@ def _rebuild(node: Any, data: memoryview) -> tuple[Any, int]:
         torch, grad = node.get("torch") is True, node.get("grad") is True
         return Array(values, node["dtype"], torch, grad), size
     keys = [item[0] for item in node["items"]] if kind == "dict" else None
-    used, values = 0, []
+    used, below = 0, []
     for item in node["items"]:
         value, size = _rebuild(item if keys is None else item[1], data[used:])
-        values.append(value)
+        below.append(value)
         used += size
     if keys is not None:
-        return dict(zip(keys, values, strict=True)), used
-    return (values if kind == "list" else tuple(values)), used
+        return dict(zip(keys, below, strict=True)), used
+    return (below if kind == "list" else tuple(below)), used
