@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import secrets
 import selectors
@@ -208,7 +209,7 @@ class Session:
             **_surroundings(),
             "folder": os.path.realpath(self._folder),
             "uid": _own_user(self._folder),
-            "seconds": max(1, round(limits.seconds + 0.5)),
+            "seconds": math.ceil(limits.seconds),
             "wall": 3 * limits.seconds + _STOP,
             "memory": limits.memory_mb << 20,
             "without": sorted(without),

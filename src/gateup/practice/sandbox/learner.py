@@ -38,11 +38,15 @@ def serve(job: dict[str, Any], report: dict[str, str], request: int, answer: int
     try:
         call = _loaded(first[0])
     except BaseException as error:
+        _flush()
         _send(answer, wire.pack({"status": "error", **_told(error)}))
         return
+    _flush()
     _send(answer, wire.pack({"status": "loaded"}))
     while (frame := _receive(request)) is not None:
-        _send(answer, _answered(call, *frame, torch))
+        reply = _answered(call, *frame, torch)
+        _flush()
+        _send(answer, reply)
 
 
 def _one_thread() -> None:
@@ -107,7 +111,6 @@ def _answered(call: Callable[..., Any], message: dict[str, Any], args: Any, torc
         value = call(message["function"], *(_given(arg, torch) for arg in args))
     except BaseException as error:
         return wire.pack({"status": "error", **_told(error)})
-    _flush()
     try:
         return wire.pack({"status": "answered"}, value)
     except wire.WireError as error:
