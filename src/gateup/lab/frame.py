@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import log2
 from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -51,6 +52,20 @@ window.labTheme = () => {
 
 
 @dataclass(frozen=True)
+class Way:
+    """From a parameter's value to its slider's place, and back. step: of the place; 0: as is."""
+
+    to: Callable[[float], float]
+    back: Callable[[float], float]
+    step: float = 0.0
+
+
+DIRECT = Way(lambda v: v, lambda v: v)
+# Half a power of two a step: contexts, batches.
+POWERS = Way(lambda v: round(2 * log2(v)) / 2, lambda place: round(2**place), 0.5)
+
+
+@dataclass(frozen=True)
 class Request:
     """What a browser asks for: a page, its query, and the language it prefers."""
 
@@ -78,6 +93,7 @@ class Frame:
         self.around = texts("frame", self.language)
         self.state = State.of(params, request.query)
         self._controls: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
+        self._labels: dict[str, Callable[[], None]] = {}
         self._updates: list[Update] = []
         self._changed: set[str] = set()
         self._running = False
@@ -233,35 +249,47 @@ class Frame:
         """The panel that controls go into."""
         return ui.element("div").classes("controls")
 
-    def slider(self, name: str, write: Callable[[float], str] | None = None) -> ui.slider:
+    def slider(
+        self, name: str, write: Callable[[float], str] | None = None, way: Way = DIRECT
+    ) -> ui.slider:
         """A slider for a Number; its label is the text of that name, its value beside."""
         param = self.state.param(name)
         label = escape(self.t(name))
         with ui.element("div").classes("named"):
             shown = ui.html("", sanitize=False)
             control = ui.slider(
-                min=param.low,
-                max=param.high,
-                step=param.step,
-                value=self.state[name],
-                on_change=lambda e: self.put(name, e.value),
+                min=way.to(param.low),
+                max=way.to(param.high),
+                step=way.step or param.step,
+                value=way.to(self.state[name]),
+                on_change=lambda e: self.put(name, way.back(e.value)),
             ).props(f'aria-label="{label}"')
-        control.mark(name)
 
         def relabel() -> None:
             value = self.state[name]
             text = write(value) if write else param.write(value)
             shown.set_content(f"<label>{label}<output>{escape(text)}</output></label>")
 
-        control.relabel = relabel  # type: ignore[attr-defined]
-        self._controls[name] = (control, lambda v: v)
+        self._labels[name] = relabel
+        self._controls[name] = (control, way.to)
         relabel()
         return control
 
+    def bind(
+        self,
+        name: str,
+        control: Any,
+        place: Callable[[Any], Any],
+        relabel: Callable[[], None] | None = None,
+    ) -> None:
+        """A control of the page's own: `place` gives its value for the parameter's."""
+        self._controls[name] = (control, place)
+        if relabel is not None:
+            self._labels[name] = relabel
+
     def _label(self, name: str) -> None:
-        found = self._controls.get(name)
-        if found and hasattr(found[0], "relabel"):
-            found[0].relabel()
+        if name in self._labels:
+            self._labels[name]()
 
     def choice(
         self, name: str, options: Mapping[str, str] | None = None, *, search: bool = False

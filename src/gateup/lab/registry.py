@@ -31,7 +31,10 @@ class Page:
 
 
 # In the order of the navigation.
-PAGES: tuple[Page, ...] = (Page("gate"),)
+PAGES: tuple[Page, ...] = (
+    Page("gate"),
+    Page("model"),
+)
 
 
 def available() -> tuple[Page, ...]:

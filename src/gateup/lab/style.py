@@ -93,13 +93,18 @@ gap:1.25rem 2rem}}
 padding:.75rem 1rem}}
 .cards a:hover,.cards a:focus-visible{{border-color:var(--mlp)}}
 .cards p{{color:var(--soft);font-size:.9rem}}
-.figures{{margin:0}}
+.lab figure>svg{{max-width:44rem}}
+.wide+h3,.keys+h3{{margin-top:1rem}}
+.upload{{width:100%;max-width:22rem}}.upload .q-uploader__list{{display:none}}
+.figures{{margin:0;display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));
+gap:0 2.5rem;align-items:start}}
 .figure{{border-bottom:1px solid var(--line)}}
-.figure summary{{display:flex;gap:1rem;justify-content:space-between;cursor:pointer;
-padding:.35rem 0;list-style-position:inside}}
+.figure summary{{display:flex;flex-wrap:wrap;gap:0 1rem;justify-content:space-between;
+cursor:pointer;padding:.35rem 0;list-style-position:inside}}
 .figure summary::-webkit-details-marker{{display:none}}
-.figure dt::after{{content:" ⓘ";color:var(--soft);font-size:.8em}}
-.figure dd{{margin:0;font-variant-numeric:tabular-nums;white-space:nowrap;text-align:right}}
+.figure dt{{text-decoration:underline dotted var(--soft);text-underline-offset:.25em}}
+.figure dd{{margin:0 0 0 auto;font-variant-numeric:tabular-nums;white-space:nowrap;
+text-align:right}}
 .how{{color:var(--soft);font-size:.8125rem;padding:0 0 .5rem;overflow-wrap:anywhere}}
 .lab code,.lab pre{{font:.8125rem/1.45 ui-monospace,monospace;overflow-wrap:anywhere}}
 .lab pre{{white-space:pre-wrap;background:var(--panel);padding:.5rem .75rem;border-radius:6px;
