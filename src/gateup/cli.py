@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 from gateup import __version__
 from gateup.account.options import PlanOptions
 from gateup.cli_lab import lab
+from gateup.cli_practice import practice_app
 from gateup.errors import GateupError, UsageError
 
 app = typer.Typer(
@@ -356,6 +357,7 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
 
 
 app.command("lab")(_reported()(lab))
+app.add_typer(practice_app(_reported()), name="practice")
 
 
 def main() -> None:

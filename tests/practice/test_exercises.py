@@ -1,4 +1,4 @@
-"""Every exercise there is: the solution passes, the starter fails, each mutant earns its message."""
+"""Each exercise: the solution passes, the starter fails, each mutant earns its message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def test_the_starter_does_not(exercise: Exercise, practice_judge: Judge) -> None
     verdict = practice_judge.judge(exercise, exercise.starter(), "zh", seed=1)
     assert not verdict.passed
     assert verdict.hint == exercise.hints[0].zh
-    assert verdict.mistake is None  # nothing was answered that could be taken for a mistake
 
 
 @pytest.mark.parametrize(("exercise", "mutant"), MUTANTS, ids=_id)

@@ -56,3 +56,50 @@ GUARDS = {
     ),
     guards.MOUNTS: Text("solutions hidden, small disk of its own", "答案不可见，独立的小磁盘"),
 }
+
+# Words of the console's tables and lines.
+EXERCISE = Text("exercise", "练习")
+TITLE = Text("title", "标题")
+LEVEL = Text("level", "难度")
+STATE = Text("state", "状态")
+NEEDS = Text("needs", "需要")
+CASE = Text("case", "用例")
+RESULT = Text("result", "结果")
+TIME = Text("ms", "毫秒")
+TRIED = Text("tried {}×", "试过 {} 次")
+DONE = Text("passed", "已通过")
+WITH_HINTS = Text(", {} hints", "，看过 {} 条提示")
+WITH_SOLUTION = Text(", solution seen", "，看过答案")
+PASSED_ALL = Text("passed: all {} cases in {:.2f} s", "通过：全部 {} 个用例，用时 {:.2f} 秒")
+FAILED = Text("not yet: {} of {} cases passed", "尚未通过：{} / {} 个用例通过")
+WHERE = Text("at {} of the answer", "答案的 {} 处")
+SHAPES = Text("shape {}, expected {}", "形状为 {}，应为 {}")
+DTYPES = Text("dtype {}, expected {}", "dtype 为 {}，应为 {}")
+VALUES = Text("got {}, expected {}", "得到 {}，应为 {}")
+AT = Text(
+    "at {}: got {}, expected {} (permitted error {:.2g})",
+    "在 {} 处：得到 {}，应为 {}（允许误差 {:.2g}）",
+)
+ERRORS = Text(
+    "largest error: absolute {:.3g}, relative {:.3g}", "最大误差：绝对 {:.3g}，相对 {:.3g}"
+)
+NANS = Text("{} NaN", "{} 个 NaN")
+SELF_REPORTED = Text("self-reported", "自行报告")
+LINE = Text("line {}", "第 {} 行")
+PRINTED = Text("your code printed", "你的代码输出了")
+CUT = Text("(cut at {} KiB)", "（截断于 {} KiB）")
+HINT = Text("hint {} of {}: {}", "提示 {}/{}：{}")
+SEE_HINT = Text("a hint: gateup practice hint {}", "查看提示：gateup practice hint {}")
+AGAIN = Text("the same cases again: --seed {}", "重现同样的用例：--seed {}")
+IN_FORCE = Text("guards in force: {}", "生效的防护：{}")
+NOT_IN_FORCE = Text("not in force: {}", "未生效：{}")
+USAGE = Text("CPU {:.2f} s, {:.0f} MiB at most", "CPU {:.2f} 秒，内存峰值 {:.0f} MiB")
+WRITTEN = Text(
+    "your file: {}   then: gateup practice test {}", "你的文件：{}   然后：gateup practice test {}"
+)
+COUNT = Text("{} of {} passed", "已通过 {} / {}")
+KEPT = Text("kept in {}", "保存于 {}")
+OVERWRITE = Text(
+    "{} is there already. Begin again (the old file is kept as .bak)?",
+    "{} 已经存在。重新开始吗（旧文件保留为 .bak）？",
+)

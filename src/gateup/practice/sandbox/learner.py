@@ -33,8 +33,6 @@ def serve(job: dict[str, Any], report: dict[str, str], request: int, answer: int
     if first is None:
         return
     torch = first[0]["needs"] == "torch"
-    if torch:
-        _one_thread()
     try:
         call = _loaded(first[0])
     except BaseException as error:
@@ -47,12 +45,6 @@ def serve(job: dict[str, Any], report: dict[str, str], request: int, answer: int
         reply = _answered(call, *frame, torch)
         _flush()
         _send(answer, reply)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _receive(request: int) -> tuple[dict[str, Any], Any] | None:
@@ -112,7 +104,7 @@ def _answered(call: Callable[..., Any], message: dict[str, Any], args: Any, torc
     except BaseException as error:
         return wire.pack({"status": "error", **_told(error)})
     try:
-        return wire.pack({"status": "answered"}, value)
+        return wire.pack({"status": "answered"}, _returned(value, torch))
     except wire.WireError as error:
         return wire.pack({"status": "unusable", "error": str(error)})
     except BaseException as error:
@@ -128,11 +120,23 @@ def _flush() -> None:
 def _given(value: Any, torch: bool) -> Any:
     """Arrays as the learner gets them: writable, the learner's own."""
     if isinstance(value, wire.Array):
-        return wire.to_torch(value) if torch else np.array(value.values)
+        if torch:
+            from . import tensors
+
+            return tensors.given(value)
+        return np.array(value.values)
     if isinstance(value, (tuple, list)):
         return type(value)(_given(v, torch) for v in value)
     if isinstance(value, dict):
         return {key: _given(v, torch) for key, v in value.items()}
+    return value
+
+
+def _returned(value: Any, torch: bool) -> Any:
+    if torch:
+        from . import tensors
+
+        return tensors.returned(value)
     return value
 
 

@@ -109,30 +109,7 @@ def _as_array(value: Any) -> Array:
         if values.dtype.name not in DTYPES:
             raise WireError(f"an array of dtype {values.dtype}")
         return Array(values, values.dtype.name)
-    if type(value).__module__ == "torch" and hasattr(value, "detach"):
-        return _from_torch(value)
     raise WireError(f"a {type(value).__name__}")
-
-
-def _from_torch(tensor: Any) -> Array:
-    import torch  # type: ignore[import-not-found,unused-ignore]
-
-    plain = tensor.detach().cpu().contiguous()
-    name = str(plain.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise WireError(f"a tensor of dtype {name}")
-    values = plain.view(torch.uint16) if name == "bfloat16" else plain
-    return Array(values.numpy(), name, torch=True)
-
-
-def to_torch(array: Array) -> Any:
-    """The array as a torch tensor of its own memory."""
-    import torch
-
-    tensor = torch.from_numpy(np.array(array.values))
-    if array.dtype == "bfloat16":
-        tensor = tensor.view(torch.bfloat16)
-    return tensor.requires_grad_() if array.requires_grad else tensor
 
 
 def unpack_header(data: bytes) -> tuple[dict[str, Any], int]:

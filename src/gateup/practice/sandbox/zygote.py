@@ -31,6 +31,8 @@ def main(descriptor: int) -> None:
     try:
         for name in first["modules"]:
             importlib.import_module(name)
+        if "torch" in first["modules"]:  # the forks cannot see this package's folder
+            importlib.import_module(".tensors", __package__)
     except ImportError as error:
         judge.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return
