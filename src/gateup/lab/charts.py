@@ -144,3 +144,18 @@ def lines(
         },
         "config": CONFIG,
     }
+
+
+def mark(x: float, y: float, label: str, place: str) -> Figure:
+    """A dot with its label at `place` ("top left", "bottom right")."""
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "x": [x],
+        "y": [y],
+        "text": [label],
+        "textposition": place,
+        "textfont": {"color": GREY, "size": 12},
+        "marker": {"size": 9, "color": GREY, "line": {"color": "#fff", "width": 1}},
+        "hoverinfo": "skip",
+    }

@@ -34,6 +34,7 @@ class Page:
 PAGES: tuple[Page, ...] = (
     Page("gate"),
     Page("model"),
+    Page("context"),
 )
 
 

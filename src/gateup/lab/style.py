@@ -120,7 +120,7 @@ tr.total td{{font-weight:600;border-bottom:0}}
 .key{{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.4em}}
 .keys{{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.8125rem;color:var(--soft);
 margin-top:.25rem}}
-.lab figure{{margin:0}}
+.lab figure{{margin:0 0 1rem}}
 .lab svg{{display:block;width:100%;height:auto}}
 .lab svg text{{font:11px system-ui,sans-serif;fill:var(--soft);paint-order:stroke;
 stroke:var(--bg);stroke-width:5px;stroke-linejoin:round}}
@@ -144,6 +144,7 @@ background:var(--panel)}}
 white-space:pre-wrap;overflow-wrap:anywhere}}
 .plot3d{{width:100%;height:17rem}}
 .plot{{width:100%;height:15rem}}
+.tall{{height:21rem}}
 .lab math{{font-size:1.05rem}}
 .lab footer{{margin:2.5rem 0 0;color:var(--soft);font-size:.8125rem}}
 .q-chip{{max-width:100%}}

@@ -43,9 +43,9 @@ EN = {
     "ratio": "I / H = {ratio}. An MLP with three matrices has the parameters of the classic one "
     "with two at 4·H when I = 8/3·H ≈ 2.667·H.",
     "divides": "{name} = {n}: a multiple of {power}",
-    "findings": "gateup check, for {quant} and {tp} ranks",
+    "findings": "gateup check, stored as {quant}, tensor parallel {tp}",
     "no_findings": "gateup check finds nothing.",
-    "as_stored": "the stored format",
+    "as_stored": "it is",
 }
 
 ZH = {
@@ -88,7 +88,7 @@ ZH = {
     "ratio": "I / H = {ratio}。当 I = 8/3·H ≈ 2.667·H 时,"
     "三个矩阵的 MLP 与 4·H 的经典两矩阵 FFN 参数量相同。",
     "divides": "{name} = {n}:是 {power} 的倍数",
-    "findings": "gateup check,格式 {quant},{tp} 个 rank",
+    "findings": "gateup check,格式 {quant},张量并行 {tp}",
     "no_findings": "gateup check 没有发现问题。",
-    "as_stored": "存储格式",
+    "as_stored": "原样",
 }
