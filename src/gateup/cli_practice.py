@@ -117,7 +117,7 @@ def progress(
         print(json.dumps({name: asdict(record) for name, record in records.items()}, indent=2))
         return
     console = make_console()
-    render_list(console, [e for e in exercises() if e.name in records], records, language)
+    render_list(console, exercises(), records, language, begun_only=True)
     line(console, messages.KEPT.in_language(language).format(kept.path), "dim")
 
 

@@ -19,12 +19,19 @@ _PRINTED = 20  # lines of the learner's own output
 
 
 def render_list(
-    console: Console, all_of_them: Sequence[Exercise], records: Mapping[str, Record], lang: str
+    console: Console,
+    all_of_them: Sequence[Exercise],
+    records: Mapping[str, Record],
+    lang: str,
+    *,
+    begun_only: bool = False,
 ) -> None:
-    """One row an exercise."""
+    """One row an exercise, or one for each of which there is a record."""
     heads = (messages.EXERCISE, messages.TITLE, messages.LEVEL, messages.NEEDS, messages.STATE)
     table = columns(console, "", *(head.in_language(lang) for head in heads), left=6)
     for exercise in all_of_them:
+        if begun_only and exercise.name not in records:
+            continue
         table.add_row(
             cell(f"{exercise.number:2d}"),
             cell(exercise.name),
@@ -70,8 +77,7 @@ def render_verdict(console: Console, verdict: Verdict, number: int, lang: str) -
         style = "green" if case.passed else "red"
         table.add_row(cell(case.name), cell(status, style), cell(f"{case.seconds * 1e3:.1f}"))
     put(console, table)
-    failed = [c for c in verdict.cases if not c.passed and c.status != "not run"]
-    for case in failed[:_DETAILED]:
+    for case in _different(verdict.cases)[:_DETAILED]:
         _render_failure(console, case, lang)
     if verdict.output:
         heading(console, messages.PRINTED.in_language(lang))
@@ -89,6 +95,15 @@ def render_verdict(console: Console, verdict: Verdict, number: int, lang: str) -
         if verdict.hint:
             say(messages.SEE_HINT, number)
     _render_guards(console, verdict, lang)
+
+
+def _different(cases: Sequence[CaseResult]) -> list[CaseResult]:
+    """The failed cases, those left out of which nothing new could be said."""
+    told: dict[tuple[str, str, str], CaseResult] = {}
+    for case in cases:
+        if not case.passed and case.status != "not run":
+            told.setdefault((case.status, case.message, case.error), case)
+    return list(told.values())
 
 
 def _render_guards(console: Console, verdict: Verdict, lang: str) -> None:
