@@ -80,7 +80,7 @@ def test_a_harness_counts_beside_the_code(practice_judge: Judge, tmp_path: Path)
         "problem.zh.md": "# t",
         "starter.py": "def total(read, n): ...",
         "solution.py": "def total(read, n): return sum(read(i) for i in range(n))",
-        "mutants/twice.py": "def total(read, n): return sum((read(i), read(i))[0] for i in range(n))",
+        "mutants/twice.py": "def total(read, n): return sum(read(i) | read(i) for i in range(n))",
         "harness.py": (
             "def call(solution, function, values):\n"
             "    reads = [0]\n"
@@ -181,6 +181,14 @@ def test_a_server_that_is_gone_is_started_again(silu: Exercise) -> None:
 def test_a_missing_library_is_one_message() -> None:
     with pytest.raises(JudgeError, match="No module named 'no_such_library'"):
         Server(("no_such_library",))
+
+
+def test_guards_that_cannot_be_put_up_are_the_judge_s_fault(
+    practice_judge: Judge, silu: Exercise
+) -> None:
+    broken = replace(silu, limits=replace(silu.limits, memory_mb=1 << 60))
+    with pytest.raises(JudgeError, match="did not get as far as your code"):
+        practice_judge.judge(broken, silu.solution())
 
 
 def test_the_hidden_folder_is_granted_by_no_path(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ import numpy as np
 
 from gateup.errors import GateupError
 from gateup.practice import messages
-from gateup.practice.compare import compare, described, mistake
+from gateup.practice.compare import compare, mistake
 from gateup.practice.exercise import Case, Exercise, Outcome, Tensor
-from gateup.practice.sandbox import guards, wire
-from gateup.practice.server import OUTPUT_LIMIT, EndedError, Server, Session
+from gateup.practice.sandbox import wire
+from gateup.practice.server import OUTPUT_LIMIT, EndedError, JudgeError, Server, Session
 from gateup.practice.verdict import CaseResult, GuardState, TracebackLine, Verdict
 
 SOURCE_LIMIT = 256 << 10  # bytes of a submission
@@ -157,6 +157,14 @@ class _Run:
             failure = failed if over else None
 
     def _load(self, session: Session, deadline: float) -> _Failure | None:
+        # Written by our own code, before the learner's is there.
+        message, _, failure = self._ask(session, b"", deadline)
+        if failure is not None or "failed" in message:
+            raise JudgeError(
+                "the judge's process did not get as far as your code",
+                where=str(message.get("failed") or failure),
+            )
+        self._report = message["guards"]
         if len(self._source.encode(errors="replace")) > SOURCE_LIMIT:
             return _Failure("error", f"more than {SOURCE_LIMIT >> 10} KiB of code")
         first = {
@@ -165,11 +173,6 @@ class _Run:
             "harness": self._exercise.harness(),
             "floating_errors": self._exercise.floating_errors,
         }
-        message, _, failure = self._ask(session, b"", deadline)
-        if failure is not None:
-            return failure
-        # Written by our own code, before the learner's was there.
-        self._report = message.get("guards", {})
         message, _, failure = self._ask(session, wire.pack(first), deadline)
         return failure if failure is not None else self._refused(message)
 
@@ -342,6 +345,3 @@ def _guard(name: str, report: dict[str, Any], lang: str) -> GuardState:
     label = messages.GUARDS[name].in_language(lang)
     reason = report.get(name, "unknown")
     return GuardState(name, label, reason == "", str(reason)[:200])
-
-
-__all__ = ["BusyError", "Judge", "described", "guards", "judge", "plain", "shared"]

@@ -99,8 +99,8 @@ def _own_mounts(job: Job) -> None:
     linux.mount("none", job["folder"], "tmpfs", linux.NO_SURPRISES, options)
 
 
-def confine(job: Job, report: Report) -> Report:
-    """Every guard of the learner's own process, which this must be called in."""
+def confine(job: Job, report: Report) -> None:
+    """Every guard of the learner's own process, which this must be called in; told in `report`."""
     report[ISOLATED] = ""
     _set_up_environment(job["folder"])
     _limit(job, report)
@@ -110,11 +110,10 @@ def confine(job: Job, report: Report) -> Report:
     _attempt(report, job, PRIVILEGES, lambda: linux.no_new_privileges())
     _attempt(report, job, FILES, lambda: _lock_files(job))
     _become(job, report)
-    # Set by the uid's change to none: only now.
+    # The change of user above forgets this: only now.
     if LINUX:
         linux.die_with_parent(9)
     _attempt(report, job, CALLS, lambda: seccomp.forbid(os.getpid()))
-    return report
 
 
 def _set_up_environment(folder: str) -> None:
@@ -188,17 +187,16 @@ def _become(job: Job, report: Report) -> None:
     file modes. It is kept only under Landlock, which then says alone what may be read.
     """
     uid = job["uid"]
-    if uid is None:
-        report[UID] = "not started as root"
-        if LINUX:  # those of a user namespace, if any
-            linux.set_capabilities()
-        return
     reads = LINUX and job["private"] and report.get(FILES) == ""
-    if reads:
-        linux.keep_capabilities()
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    if LINUX:
-        linux.set_capabilities(*([linux.CAP_DAC_READ_SEARCH] if reads else []))
-    report[UID] = ""
+    if uid is None:
+        report[UID] = "not started as root" if os.geteuid() else "no right to change users"
+    else:
+        if reads:
+            linux.keep_capabilities()
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)  # of a process with root's rights: real, effective and saved
+        report[UID] = ""
+    if LINUX:  # without a change of user those of a user namespace, if any
+        kept = [linux.CAP_DAC_READ_SEARCH] if reads and uid is not None else []
+        linux.set_capabilities(*kept)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from . import wire
+from . import guards, wire
 
 FILE = "solution.py"  # as tracebacks name the learner's code
 HARNESS = "harness.py"
@@ -26,8 +26,13 @@ _TEXT = 2000  # characters of an error's text
 _LINES = 8  # of a traceback
 
 
-def serve(job: dict[str, Any], report: dict[str, str], request: int, answer: int) -> None:
-    """Answers frames until there are no more: first the code, then one frame per call."""
+def serve(job: guards.Job, report: guards.Report, request: int, answer: int) -> None:
+    """Puts up the guards; then answers frames to the last: the code, then one frame per call."""
+    try:
+        guards.confine(job, report)
+    except (OSError, ValueError) as error:
+        _send(answer, wire.pack({"failed": f"{type(error).__name__}: {error}"}))
+        return
     _send(answer, wire.pack({"guards": report}))
     first = _receive(request)
     if first is None:

@@ -30,7 +30,8 @@ CAP_DAC_READ_SEARCH = 2
 
 # Numbers of the generic table, the same on x86-64 and on 64-bit Arm.
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPSET = {"x86_64": 126}
+_CAPSET_GENERIC = 91
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,7 +71,7 @@ def set_capabilities(*kept: int) -> None:
     mask = sum(1 << capability for capability in kept)
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
     data = struct.pack("6I", mask, mask, 0, 0, 0, 0)
-    number = _CAPSET[platform.machine()]
+    number = _CAPSET.get(platform.machine(), _CAPSET_GENERIC)
     _checked(_libc.syscall(ctypes.c_long(number), header, data))
 
 
