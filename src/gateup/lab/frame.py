@@ -96,7 +96,7 @@ class Frame:
         self._labels: dict[str, Callable[[], None]] = {}
         self._updates: list[Update] = []
         self._changed: set[str] = set()
-        self._running = False
+        self._running = self._shown = False
         self._last: tuple[float, str] = (0.0, "")
         self._error: ui.html | None = None
 
@@ -242,6 +242,25 @@ class Frame:
             self.show_error(None)
         except GateupError as error:
             self.show_error(error)
+
+    async def first(self) -> None:
+        """The updates that fill a new page, before it is sent."""
+        await self.guarded({p.name for p in self.state.params})
+        self._shown = True
+
+    async def slowly(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What takes a while: at once in an open page, after it is there in a new one."""
+        if self._shown:
+            await work()
+            return
+
+        async def then() -> None:
+            try:
+                await work()
+            except GateupError as error:
+                self.show_error(error)
+
+        ui.timer(0, then, once=True)  # a timer starts when the browser has connected
 
     # ---- controls -----------------------------------------------------------------------------
 

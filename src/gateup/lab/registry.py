@@ -35,6 +35,7 @@ PAGES: tuple[Page, ...] = (
     Page("gate"),
     Page("model"),
     Page("context"),
+    Page("memory"),
 )
 
 

@@ -116,7 +116,7 @@ def _add(page: Page | None, path: str, models: Models) -> None:
         frame = Frame(asked, models, module.params(models))
         with frame.open():
             module.build(frame)
-            await frame.guarded({p.name for p in frame.state.params})
+            await frame.first()
             frame.close()
 
 

@@ -87,13 +87,14 @@ font-size:.85rem}}
 .controls .q-slider{{padding:0 .5rem;box-sizing:border-box}}
 .grid{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,var(--cell,22rem)),1fr));
 gap:1.25rem 2rem}}
+.wide-cells{{--cell:26rem}}
 .cards{{--cell:16rem;gap:1rem}}
 .surfaces{{--cell:max(10.4rem,22%);gap:.75rem 1rem}}
 .cards a{{display:block;text-decoration:none;border:1px solid var(--line);border-radius:8px;
 padding:.75rem 1rem}}
 .cards a:hover,.cards a:focus-visible{{border-color:var(--mlp)}}
 .cards p{{color:var(--soft);font-size:.9rem}}
-.lab figure>svg{{max-width:44rem}}
+.lab figure>svg{{max-width:36rem}}
 .wide+h3,.keys+h3{{margin-top:1rem}}
 .upload{{width:100%;max-width:22rem}}.upload .q-uploader__list{{display:none}}
 .figures{{margin:0;display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));
