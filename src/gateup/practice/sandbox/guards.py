@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -127,6 +126,8 @@ def _limit(job: Job, report: Report) -> None:
     if LIMITS in job["without"]:
         report[LIMITS] = "left out"
         return
+    import resource  # Windows has none; the names above are needed there too
+
     seconds = job["seconds"]
     wanted = [
         (resource.RLIMIT_CPU, seconds, seconds + 1),
