@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 LINUX = sys.platform.startswith("linux")
+if sys.platform != "win32":  # the names below are needed there too
+    import resource
 if LINUX:
     from . import linux, seccomp
 
@@ -126,8 +128,6 @@ def _limit(job: Job, report: Report) -> None:
     if LIMITS in job["without"]:
         report[LIMITS] = "left out"
         return
-    import resource  # Windows has none; the names above are needed there too
-
     seconds = job["seconds"]
     wanted = [
         (resource.RLIMIT_CPU, seconds, seconds + 1),
