@@ -143,6 +143,12 @@ background:var(--panel)}}
 .plain{{border-color:var(--line)}}
 .error{{margin:1rem 0;padding:.75rem 1rem;border-left:4px solid var(--no);background:var(--panel);
 white-space:pre-wrap;overflow-wrap:anywhere}}
+tr.bad td{{color:var(--no)}}
+.prose{{max-width:44rem}}.prose p,.prose ul,.prose ol{{margin:.6rem 0}}
+.prose math[display=block]{{margin:.6rem 0;overflow-x:auto}}
+.editor{{height:26rem;border:1px solid var(--line);border-radius:6px;overflow:hidden;width:100%}}
+.buttons{{display:flex;flex-wrap:wrap;gap:.5rem;margin:.75rem 0}}
+.links{{font-size:.9rem}}
 .plot3d{{width:100%;height:17rem}}
 .plot{{width:100%;height:15rem}}
 .tall{{height:21rem}}
