@@ -14,6 +14,7 @@
 
 #include "act_and_mul.hpp"
 #include "bind_matrix.hpp"
+#include "bind_peaks.hpp"
 #include "isa.hpp"
 #include "parallel.hpp"
 
@@ -148,4 +149,5 @@ NB_MODULE(_native, m) {
   m.def("use_openmp", &use_openmp, "Run on the team behind this GOMP_parallel; 0: plain threads");
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
   bind_matrix(m);
+  bind_peaks(m);
 }
