@@ -140,6 +140,7 @@ background:var(--panel)}}
 .yes{{border-color:var(--yes)}}.yes>strong{{color:var(--yes)}}
 .no{{border-color:var(--no)}}.no>strong{{color:var(--no)}}
 .warn{{border-color:var(--warn)}}.warn>strong{{color:var(--warn)}}
+.stale{{opacity:.5}}
 .plain{{border-color:var(--line)}}
 .error{{margin:1rem 0;padding:.75rem 1rem;border-left:4px solid var(--no);background:var(--panel);
 white-space:pre-wrap;overflow-wrap:anywhere}}
