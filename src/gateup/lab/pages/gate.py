@@ -166,10 +166,11 @@ class _View:
 
     def _table(self) -> str:
         state, t = self.frame.state, self.frame.t
-        head = "".join(f"<th>{escape(t(k))}</th>" for k in ("function", "formula", *QUANTITIES))
+        head = "".join(f"<th>{escape(t(k))}</th>" for k in ("function", *QUANTITIES, "formula"))
         rows = "".join(
-            f"<tr><td>{escape(t(f'show.{p.name}'))}</td><td>{mathml(GATES[p.name].latex)}</td>"
-            f"<td>{p.z:.4f}</td><td>{p.by_a:.4f}</td><td>{p.by_b:.4f}</td></tr>"
+            f"<tr><td>{escape(t(f'show.{p.name}'))}</td>"
+            f"<td>{p.z:.4f}</td><td>{p.by_a:.4f}</td><td>{p.by_b:.4f}</td>"
+            f"<td>{mathml(GATES[p.name].latex)}</td></tr>"
             for p in probe(state["show"], state["a"], state["b"])
         )
         return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'

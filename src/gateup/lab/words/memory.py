@@ -64,7 +64,7 @@ EN = {
 
 ZH = {
     "title": "内存",
-    "about": "在你的设备上运行你的负载:能否放下、被什么占满、怎样才能放下,"
+    "about": "在你的设备上运行你的负载：能否放下、被什么占满、怎样才能放下，"
     "以及 MLP 每一步保留着什么。",
     "quant": "权重存储格式",
     "quant.": "按模型原样",
@@ -79,7 +79,7 @@ ZH = {
     "device_hint": "24GB、rtx4090、2xh100、this",
     "tp": "张量并行 rank 数",
     "train": "训练",
-    "train.": "无:推理",
+    "train.": "无：推理",
     "train.full": "全量",
     "train.lora": "LoRA",
     "train.qlora": "QLoRA",
@@ -93,22 +93,22 @@ ZH = {
     "how": "展开所有公式",
     "fits": "可放入 {device}",
     "not": "放不进 {device}",
-    "peak": "峰值 {peak},在 {phase} 阶段;容量 {capacity}",
-    "remedies": "怎样才能放下,代价最小的在前",
+    "peak": "峰值 {peak}，在 {phase} 阶段；容量 {capacity}",
+    "remedies": "怎样才能放下，代价最小的在前",
     "run_with": "这样运行",
     "no_device": "指定一个设备即可判断能否放下。",
     "loss.none": "不损失质量",
     "loss.tiny": "质量略有损失",
     "loss.some": "质量有所损失",
     "loss.hardware": "需要更多硬件",
-    "loss.capability": "能力减少:上下文更短,或模型更小",
+    "loss.capability": "能力减少：上下文更短，或模型更小",
     "phases": "运行过程中的内存",
     "phases_note": "每一列是最满的设备在运行中的一个时刻。",
     "capacity": "容量 {n}",
-    "modes": "MLP 的存活张量(按执行方式)",
-    "modes_note": "最宽一层的 MLP 处理 {tokens} 个 token,自上而下逐个操作;三者比例相同。"
-    "每条表示操作的结果产生之时,除该层输入和残差之外存活的内容。",
-    "modes_engine": "{engine} 使用自己的 MLP;这些方式属于 transformers 和 gateup。",
+    "modes": "MLP 的存活张量（按执行方式）",
+    "modes_note": "最宽一层的 MLP 处理 {tokens} 个 token，自上而下逐个操作；三者比例相同。"
+    "每条表示操作的结果产生之时，除该层输入和残差之外存活的内容。",
+    "modes_engine": "{engine} 使用自己的 MLP；这些方式属于 transformers 和 gateup。",
     "modes_none": "此模型没有 MLP。",
     "role.gate": "gate",
     "role.up": "up",
