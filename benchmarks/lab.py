@@ -40,25 +40,28 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# Page, the slider's label, the element whose text answers it.
+# Page, the slider's label, and which of the elements has the text that answers it.
 SLIDERS = (
-    ("/gate?show=silu,relu,bilinear,ungated", "a (gate)", "main table"),
-    ("/model", "intermediate_size I", "main table:has(th:nth-child(4)) >> nth=2"),
-    ("/context", "Context", "main h2 >> nth=2"),
-    ("/memory", "Context", ".figures >> nth=0"),
-    ("/split", "Tokens T", ".figures"),
+    ("/gate?show=silu,relu,bilinear,ungated", "a (gate)", "main table", 0),
+    ("/model", "intermediate_size I", "main table", 2),
+    ("/context", "Context", "main h2", 2),
+    ("/memory", "Context", "main .figures", 0),
+    ("/split", "Tokens T", "main .figures", 0),
 )
 _ANSWER = """
-(target) => new Promise((done) => {
-  const begun = performance.now(), before = target.innerText;
-  const look = () => {
-    const now = performance.now();
-    if (target.innerText !== before) done(now - begun);
-    else if (now - begun > 5000) done(null);
-    else requestAnimationFrame(look);
-  };
-  look();
-})
+([selector, place]) => {
+  const text = () => document.querySelectorAll(selector)[place].innerText;
+  const begun = performance.now(), before = text();
+  window.answer = new Promise((done) => {
+    const look = () => {
+      const now = performance.now();
+      if (text() !== before) done(now - begun);
+      else if (now - begun > 5000) done(null);
+      else requestAnimationFrame(look);
+    };
+    look();
+  });
+}
 """
 
 
@@ -127,18 +130,15 @@ def first_pages(page: Any, home: Path) -> list[float]:
 def answers(page: Any, base: str) -> dict[str, list[float]]:
     """Page -> milliseconds from a key on its slider to the changed text."""
     taken: dict[str, list[float]] = {}
-    for path, label, target in SLIDERS:
+    for path, label, selector, number in SLIDERS:
         page.goto(base + path)
         page.wait_for_selector("main footer")
         page.wait_for_timeout(3000)  # surfaces are drawn, the verdict is there
-        place = page.locator(f'[role=slider][aria-label="{label}"] [tabindex="0"]')
-        place.focus()
-        element = page.locator(target).first
+        page.locator(f'[role=slider][aria-label="{label}"] [tabindex="0"]').focus()
         each = []
         for i in range(MOVES):
             page.wait_for_timeout(400)
-            waiting = element.evaluate_handle(f"(e) => {{ window.answer = ({_ANSWER})(e); }}")
-            del waiting
+            page.evaluate(_ANSWER, [selector, number])
             page.keyboard.press("ArrowRight" if i % 2 == 0 else "ArrowLeft")
             found = page.evaluate("window.answer")
             if found is None:
