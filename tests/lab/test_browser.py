@@ -176,6 +176,24 @@ def test_a_slider_changes_the_page_and_the_url_and_survives_a_reload(lab: Lab) -
     lab.clean()
 
 
+def test_a_figure_shows_its_formula_and_stays_open_when_its_value_changes(lab: Lab) -> None:
+    lab.go("/split?model=llama-3-8b&tp=2")
+    name = texts("split", "en")["fig.all_reduce"]
+    lab.page.get_by_text(name).click()
+    formula = lab.page.locator(".figure details[open] code").first
+    assert formula.inner_text() == "T·H·b"
+    _slide(lab, texts("split", "en")["tokens"], "ArrowRight", 2)
+    lab.page.wait_for_function("document.body.innerText.includes('4096·4096·2')")
+    lab.page.wait_for_function("document.querySelectorAll('.figure details[open]').length === 1")
+    lab.clean()
+
+
+def test_a_model_this_run_does_not_know_gives_way_to_the_default(lab: Lab) -> None:
+    lab.go("/model?model=upload-0123456789ab")
+    lab.page.wait_for_function("document.body.innerText.includes('8,030,261,248')")
+    lab.clean()
+
+
 def test_back_takes_the_state_with_it(lab: Lab) -> None:
     lab.go("/split?tp=2")
     assert lab.page.locator("main table tr").count() == 3

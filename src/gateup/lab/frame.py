@@ -43,6 +43,18 @@ window.labUrl = (query, push) => {
     link.href = there;
   });
 };
+// A figure stays as the reader left it when its value changes: what was drawn anew is opened again.
+const labOpened = new Set();
+const labName = (details) => details.querySelector('dt')?.textContent;
+document.addEventListener('click', (event) => {
+  const details = event.target.closest?.('.figure summary')?.parentElement;
+  if (details) labOpened[details.open ? 'delete' : 'add'](labName(details));
+});
+new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => {
+  node.querySelectorAll?.('.figure details').forEach((details) => {
+    if (labOpened.has(labName(details))) details.open = true;
+  });
+}))).observe(document, {childList: true, subtree: true});
 window.labTheme = () => {
   const url = new URL(location.href);
   url.searchParams.set('theme', Quasar.Dark.isActive ? 'light' : 'dark');
