@@ -109,7 +109,7 @@ def test_factor_tables_of_llama_3_and_phi_3(tmp_path: Path) -> None:
 
 def test_a_wrong_factor_table_is_refused(tmp_path: Path) -> None:
     table = torch.tensor([1.0, 1.0, 0.0, 1.0]).numpy()
-    with pytest.raises(InputError, match="rope_freqs.weight has 4 factors"):
+    with pytest.raises(InputError, match="has 4 factors"):
         both("llama", tmp_path, tables={"rope_freqs.weight": table})
 
 
