@@ -40,6 +40,7 @@ PAGE_NAMES = [p.name for p in PAGES if p.available]
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),  # one server and one browser
     pytest.mark.skipif(
         find_spec("playwright") is None or find_spec("nicegui") is None,
         reason="needs the packages playwright and nicegui",
@@ -185,6 +186,13 @@ def test_a_figure_shows_its_formula_and_stays_open_when_its_value_changes(lab: L
     _slide(lab, texts("split", "en")["tokens"], "ArrowRight", 2)
     lab.page.wait_for_function("document.body.innerText.includes('4096·4096·2')")
     lab.page.wait_for_function("document.querySelectorAll('.figure details[open]').length === 1")
+    lab.clean()
+
+
+def test_widths_that_no_model_has_are_said_beside_the_sliders(lab: Lab) -> None:
+    lab.go("/model?model=llama-3-8b&hidden=4112")
+    assert "4112 is not a multiple of the 32" in lab.page.inner_text(".error")
+    assert "8,030,261,248" in lab.page.inner_text("main")
     lab.clean()
 
 

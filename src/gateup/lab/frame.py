@@ -179,16 +179,17 @@ class Frame:
         """What is wrong with the settings, above the page; None takes it away."""
         if self._error is None:
             return
-        if error is None:
-            self._error.set_content("")
-            return
+        self._error.set_content("" if error is None else self.error_html(error))
+
+    def error_html(self, error: GateupError) -> str:
+        """What is wrong, where, what was expected and what to do."""
         lines = [error.what]
         for label in ("where", "expected", "remedy"):
             value = getattr(error, label)
             if value:
                 lines.append(f"{self.around[label]}: {value}")
         body = escape("\n".join(lines))
-        self._error.set_content(f'<div class="error" role="alert">{body}</div>')
+        return f'<div class="error" role="alert">{body}</div>'
 
     # ---- state --------------------------------------------------------------------------------
 
