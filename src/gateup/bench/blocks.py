@@ -44,12 +44,8 @@ def random_rows(kind: str, rows: int, columns: int, seed: int) -> NDArray[np.uin
         return values.view(np.uint8)
     if kind not in _SCALES:
         raise UsageError(f"{kind!r} cannot be measured", expected=", ".join(known()))
+    row_nbytes(kind, columns)
     form = FORMATS[kind]
-    if columns % form.block_size:
-        raise UsageError(
-            f"rows of {columns} do not divide into {kind}'s blocks of {form.block_size}",
-            remedy=f"take a multiple of {form.block_size}",
-        )
     blocks = rows * columns // form.block_size
     # Drawn once and repeated: ten thousand rows of new random bytes take seconds.
     drawn = min(blocks, 1 << 16)
@@ -66,6 +62,11 @@ def known() -> tuple[str, ...]:
 
 
 def row_nbytes(kind: str, columns: int) -> int:
-    """Bytes of a row of `columns` weights."""
+    """Bytes of a row of `columns` weights. Raises UsageError where blocks do not fill it."""
     form = FORMATS[kind]
+    if columns % form.block_size:
+        raise UsageError(
+            f"rows of {columns} do not divide into {kind}'s blocks of {form.block_size}",
+            remedy=f"take a multiple of {form.block_size}",
+        )
     return columns // form.block_size * form.block_bytes

@@ -31,6 +31,8 @@ IMPLEMENTATIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 OURS = "gateup"
 # Copies of the weights used in turn hold at least this much together: more than caches keep.
 ROTATE_BYTES = 600_000_000
+# Of a small FFN more copies would take longer to make than to measure.
+MOST_COPIES = 128
 # A turn takes about this long, one call at least.
 TURN_SECONDS = 0.15
 
@@ -163,7 +165,7 @@ class _Group:
 
     def __enter__(self) -> _Group:
         asked = self.asked
-        copies = max(2, -(-ROTATE_BYTES // asked.nbytes(self.kind)))
+        copies = min(MOST_COPIES, max(2, -(-ROTATE_BYTES // asked.nbytes(self.kind))))
         cell = Cell(self.kind, asked.hidden, asked.width, asked.threads, copies, asked.tokens)
         names = IMPLEMENTATIONS if asked.peers else (OURS,)
         for name in names:
