@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "act_and_mul.hpp"
+#include "bind_dense.hpp"
 #include "bind_matrix.hpp"
 #include "isa.hpp"
 #include "parallel.hpp"
@@ -148,4 +149,5 @@ NB_MODULE(_native, m) {
   m.def("use_openmp", &use_openmp, "Run on the team behind this GOMP_parallel; 0: plain threads");
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
   bind_matrix(m);
+  bind_dense(m);
 }
