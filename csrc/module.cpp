@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "act_and_mul.hpp"
+#include "bind_dense.hpp"
 #include "bind_matrix.hpp"
 #include "bind_peaks.hpp"
 #include "isa.hpp"
@@ -150,4 +151,5 @@ NB_MODULE(_native, m) {
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
   bind_matrix(m);
   bind_peaks(m);
+  bind_dense(m);
 }
