@@ -13,7 +13,7 @@ from gateup.account.kv import kv_nbytes
 from gateup.account.saved import Precision, saved_mlp
 from gateup.account.scenario import stored_in
 from gateup.account.workload import Save, Training, Workload
-from gateup.errors import UsageError
+from gateup.errors import GateupError
 from gateup.files.checkpoint import open_model
 from gateup.lab.handbook.writers import Number
 from gateup.model.spec import AttentionSpec, LayerSpec, ModelSpec, MoESpec, active_width
@@ -30,7 +30,7 @@ def of_model(name: str) -> Mapping[str, Number]:
     """Sizes, parameters, FLOPs and bytes. Raises KeyError for a name that is no preset."""
     try:
         spec = opened(name)
-    except UsageError as e:
+    except GateupError as e:
         raise KeyError(name) from e
     out: dict[str, Number] = {
         "H": spec.hidden_size,

@@ -7,7 +7,8 @@ rng = np.random.default_rng(0)
 
 
 def silu(a):
-    return a / (1 + np.exp(-a))
+    """a·σ(a); by tanh, which overflows nowhere"""
+    return a * 0.5 * (1 + np.tanh(a / 2))
 
 
 def swiglu(x, w_gate, w_up, w_down):
