@@ -134,6 +134,8 @@ def test_gated_mlp(native: bool | None) -> None:
     assert z.grad is not None
     assert again.grad is not None
     assert error(z.grad, again.grad) < 2 * most
+    with pytest.raises(UsageError, match=r"not a plain nn\.Linear"):
+        module.merge()
     with pytest.raises(UsageError, match=r"gate is \[64, 32\], up \[32, 64\]"):
         GatedMLP.from_packed(blocks(64, 32), blocks(32, 64), blocks(32, 64))
 
