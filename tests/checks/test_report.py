@@ -185,4 +185,4 @@ def test_the_page_is_made_from_the_rules() -> None:
     assert written == pages.page(), "run: python -m gateup.checks.pages docs/checks.md"
     for rule in RULES:
         assert f"### {rule.id}\n" in written
-    assert "--deep" not in written
+    assert "Needs weights and `--deep`." in written

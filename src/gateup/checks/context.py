@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gateup.checks.edits import Edit, find_edit
+from gateup.checks.measured import Trial, WeightScan
 from gateup.checks.tokenizer_files import TokenizerInfo
 from gateup.errors import GateupError
 from gateup.files.adapter import Adapter
@@ -26,6 +27,8 @@ Need = Literal[
     "trainer",
     "trainer_state",
     "generation",
+    "scan",
+    "trial",
 ]
 # Part of the context -> why a rule that needs it is skipped.
 NEEDS: Mapping[Need, str] = {
@@ -38,6 +41,8 @@ NEEDS: Mapping[Need, str] = {
     "trainer": "no --trainer was given",
     "trainer_state": "no trainer_state.json was found beside the model or the adapter",
     "generation": "no generation_config.json was found beside the model, and no --generation given",
+    "scan": "no --deep was given",
+    "trial": "no --deep was given",
 }
 
 
@@ -60,6 +65,10 @@ class Context:
     sources         part -> the file it was read from, for evidence
     unreadable      files beside the model that could not be read: the error of each
     beside          files in the model's folder: name -> bytes
+    scan            what reading every weight found (--deep)
+    trial           what a text does in the model (--deep)
+    unmeasured      "scan", "trial" -> why it is not there although it was asked for
+    unmeasurable    the same where the measurement itself stumbled
     """
 
     checkpoint: Checkpoint
@@ -77,6 +86,10 @@ class Context:
     sources: Mapping[str, str] = field(default_factory=dict)
     unreadable: tuple[GateupError, ...] = ()
     beside: Mapping[str, int] = field(default_factory=dict)
+    scan: WeightScan | None = None
+    trial: Trial | None = None
+    unmeasured: Mapping[Need, str] = field(default_factory=dict)
+    unmeasurable: Mapping[Need, str] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
@@ -113,3 +126,7 @@ class Context:
         if need == "headers":
             return bool(self.checkpoint.headers)
         return getattr(self, need) is not None
+
+    def why_not(self, need: Need) -> str:
+        """Why a part is not there."""
+        return self.unmeasured.get(need) or NEEDS[need]

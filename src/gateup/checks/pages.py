@@ -17,9 +17,11 @@ from gateup.checks.runner import RULES
 INTRODUCTION = """\
 # What `gateup check` looks for
 
-`gateup check MODEL` looks at headers and settings, never at weights, and reports what is wrong,
-what shows it, why it happens and what to do, with numbers. This page is made from the rules
-themselves (`python -m gateup.checks.pages docs/checks.md`); `gateup check --list` and
+`gateup check MODEL` looks at headers and settings and reports what is wrong, what shows it, why it
+happens and what to do, with numbers. With `--deep` it also reads every weight and runs a short text
+through the model, a layer at a time (the rules under [deep](#deep), which need torch:
+`pip install "gateup[torch]"`). This page is made from the rules themselves
+(`python -m gateup.checks.pages docs/checks.md`); `gateup check --list` and
 `gateup check --explain RULE` print the same.
 
 | severity | meaning |

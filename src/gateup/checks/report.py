@@ -147,6 +147,8 @@ def render_list(rules: Iterable[Rule], console: Console) -> None:
 
 def option(need: str) -> str:
     """The command line's word for a part of the context."""
+    if need in ("scan", "trial"):
+        return "--deep"
     return "trainer_state.json" if need == "trainer_state" else f"--{need}"
 
 

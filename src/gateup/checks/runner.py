@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gateup.checks import (
     adapter_rules,
     adapter_size_rules,
     config_rules,
+    deep_rules,
     generation_rules,
     layout_rules,
     quant_rules,
@@ -34,6 +35,7 @@ MODULES = (
     adapter_rules,
     adapter_size_rules,
     config_rules,
+    deep_rules,
     generation_rules,
     layout_rules,
     quant_rules,
@@ -71,18 +73,27 @@ def run_rules(context: Context, rules: Iterable[Rule] = RULES) -> CheckReport:
     for rule in rules:
         missing = [n for n in NEEDS if n in rule.needs and not context.has(n)]
         if missing:
-            skipped[rule.id] = "; ".join(NEEDS[n] for n in missing)
+            faults = [context.unmeasurable[n] for n in missing if n in context.unmeasurable]
+            if faults:
+                failed[rule.id] = faults[0]
+            else:
+                skipped[rule.id] = "; ".join(dict.fromkeys(map(context.why_not, missing)))
             continue
         try:
             found = rule(context)
         except STUMBLES as error:
-            text = error.what if isinstance(error, GateupError) else str(error)
-            failed[rule.id] = f"{type(error).__name__}: {text}"
+            failed[rule.id] = stumbled(error)
             continue
         ran.append(rule.id)
         findings.extend(found)
     findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.rule))
     return CheckReport(context.spec.name, tuple(findings), tuple(ran), skipped, failed, context)
+
+
+def stumbled(error: Exception) -> str:
+    """What a report says of a rule's exception."""
+    text = error.what if isinstance(error, GateupError) else str(error)
+    return f"{type(error).__name__}: {text}"
 
 
 def check(
@@ -95,32 +106,12 @@ def check(
     quant: str | None = None,
     trainer: Settings | None = None,
     generation: Settings | None = None,
-    deep: bool = False,
+    measure: Callable[[Context], Context] | None = None,
 ) -> CheckReport:
-    """What is wrong with `ref`, from headers and settings alone; no weights are read.
+    """What is wrong with `ref`. Arguments as for `gateup.check`, which is this one and `deep`.
 
-    >>> import gateup
-    >>> gateup.check("smollm2").exit_code
-    0
-
-    ref         as for gateup.open: folder, file, adapter folder, preset, "smollm2"
-    adapter     an adapter's folder to check against `ref`
-    base        of an adapter's folder: its base; otherwise a second model to compare with
-    tokenizer   a folder of tokenizer files; default: those beside the model
-    tp          tensor-parallel degree to serve at
-    quant       format to convert to: "q4_k_m", "awq:128", "fp8:128"
-    trainer     a trainer's YAML or JSON, or its settings as a mapping
-    generation  a generation_config.json, or its settings as a mapping
-
-    A model that is there and cannot be read gives a report with that one finding. Raises
-    GateupError for options that cannot be, and for named files that are not there or cannot be
-    read.
+    measure  adds to the context what takes reading the weights; None: they are not read
     """
-    if deep:
-        raise UsageError(
-            "checks that read weights are not part of this version",
-            expected="no --deep: the rules look at headers and settings",
-        )
     request = Request(adapter, base, tokenizer, tp, quant, trainer, generation)
     try:
         checkpoint = open_model(ref, base=base)
@@ -128,7 +119,8 @@ def check(
         if not _is_there(ref):
             raise
         return CheckReport(str(ref), (tensor_rules.unreadable(error),))
-    return run_rules(read_context(checkpoint, request))
+    context = read_context(checkpoint, request)
+    return run_rules(context if measure is None else measure(context))
 
 
 def _is_there(ref: str | Path) -> bool:

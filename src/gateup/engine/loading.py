@@ -100,8 +100,14 @@ class _Source:
     """A checkpoint's tensors by role and layer."""
 
     def __init__(
-        self, checkpoint: Checkpoint, files: TensorFiles, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        files: TensorFiles,
+        progress: Progress | None,
+        native: bool | None = None,
     ) -> None:
+        """native: as for `pack`; False keeps every matrix in the bytes of its file."""
+        self.native = native
         self.checkpoint = checkpoint
         self.files = files
         self.progress = progress
@@ -197,11 +203,13 @@ class _Source:
 
     def _pack(self, header: TensorHeader, raw: Bytes, rows: int, width: int) -> PackedWeight:
         try:
-            w = pack(header.type, raw, rows, width)
+            w = pack(header.type, raw, rows, width, native=self.native)
         except GateupError as e:
             where = f"{header.file}, tensor {clip(header.name)}"
             raise InputError(e.what, where=where, expected=e.expected, remedy=e.remedy) from None
-        if w.native or header.type in _DENSE or self.spare < 4 * rows * width:
+        if w.native or self.native is False or header.type in _DENSE:
+            return w
+        if self.spare < 4 * rows * width:
             return w
         self.spare -= 4 * rows * width
         numbers = dequantise(w).view(torch.uint8)

@@ -1,0 +1,97 @@
+"""`gateup check`: the rules over one model, and what there is to know about the rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gateup.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
+
+
+def check(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for plan.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="An adapter's folder to check against MODEL.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="An adapter folder's base, or a model to compare with."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder of the tokenizer's files.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", help="Tensor-parallel ranks to serve on.")
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option("--quant", help="Format to convert to (q4_k_m, awq:128, fp8:128).")
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option("--trainer", help="A trainer's YAML or JSON, or trainer_state.json."),
+    ] = None,
+    generation: Annotated[
+        str | None, typer.Option("--generation", help="A generation_config.json.")
+    ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Read every weight, and run a short text through the model."),
+    ] = False,
+    list_rules: Annotated[bool, typer.Option("--list", help="Print all rules.")] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="RULE", help="Teach one rule.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What is wrong with a model, its adapter or its settings, why, and what to do about it."""
+    if list_rules or explain is not None:
+        _print_rules(model, explain, as_json)
+        return
+    if model is None:
+        raise UsageError("no MODEL was given", expected="gateup check MODEL, or --list")
+    from gateup.deep.check import check as run
+
+    report = run(
+        model,
+        adapter=adapter,
+        base=base,
+        tokenizer=tokenizer,
+        tp=tp,
+        quant=quant,
+        trainer=trainer,
+        generation=generation,
+        deep=deep,
+    )
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        report.print()
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
+    """All rules in a list, or one in full. UsageError where a model is named beside."""
+    if model is not None:
+        raise UsageError("--list and --explain are about the rules, not about a model")
+    from gateup.account.report.console import make_console
+    from gateup.checks.report import render_list, render_rule, rules_to_json
+    from gateup.checks.runner import RULES, find_rule
+
+    rules = RULES if one is None else (find_rule(one),)
+    if as_json:
+        _print_json(rules_to_json(rules))
+    elif one is None:
+        render_list(rules, make_console())
+    else:
+        render_rule(rules[0], make_console())
+
+
+def _print_json(document: object) -> None:
+    import json
+
+    # Surrogates from undecodable file names would not encode; ASCII escapes always do.
+    print(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False))

@@ -1,0 +1,1 @@
+"""Checks that read weights and run a text: what `gateup check --deep` measures."""
