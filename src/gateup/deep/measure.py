@@ -11,6 +11,7 @@ from gateup.checks.runner import STUMBLES, stumbled
 from gateup.deep.scan import scan
 from gateup.deep.trial import trial
 from gateup.engine.bar import LoadingBar
+from gateup.engine.spec_config import family_of
 from gateup.engine.tokenizer import Tokenizer, load_tokenizer
 from gateup.errors import GateupError
 from gateup.files.checkpoint import Checkpoint
@@ -51,7 +52,8 @@ def measure(context: Context) -> Context:
 
 
 def _tokenizer(context: Context) -> Tokenizer:
-    """The one that was named with --tokenizer, or the model's own."""
+    """The one that was named with --tokenizer, or the model's own; for a model that can be run."""
+    family_of(context.spec)
     checkpoint: Checkpoint = context.checkpoint
     found = context.tokenizer
     beside = checkpoint.path if checkpoint.path is None else checkpoint.path.resolve()
