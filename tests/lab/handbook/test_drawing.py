@@ -26,6 +26,14 @@ def test_lines_share_one_pair_of_axes_and_nothing_is_cut_off() -> None:
     assert abs(high / low - 97 / 3) < 1
 
 
+def test_axes_begin_where_the_values_do() -> None:
+    """A hair below zero is zero."""
+    svg = chart({"a": ([0, 12], [-0.0001, 11.7])}, "x", "y").svg
+    assert ">-5<" not in svg
+    assert ">15<" in svg
+    assert ">10<" in svg
+
+
 def test_a_flat_line_and_names_in_markup() -> None:
     svg = chart({"<a>": ([1, 2], [5, 5])}, "x & y", "z")._repr_html_()
     ElementTree.fromstring(svg)

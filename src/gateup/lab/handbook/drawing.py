@@ -62,12 +62,15 @@ class _Axis:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
-        """The smallest axis of whole steps that holds every value."""
+        """The smallest axis of whole steps that holds every value, a thousandth of a step aside:
+        log2(0.9999) must not begin an axis at -5.
+        """
         low, high = min(values), max(values)
         rough = (high - low or 1.0) / 4
         power = 10.0 ** floor(log10(rough))
         step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
-        return cls(floor(low / step) * step, ceil(high / step) * step, step, start, end)
+        low, high = floor(low / step + 1e-3) * step, ceil(high / step - 1e-3) * step
+        return cls(low, high, step, start, end)
 
     def place(self, value: float) -> float:
         part = (value - self.low) / ((self.high - self.low) or 1.0)

@@ -40,7 +40,8 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 overflow-x:auto}
 th,td{padding:.25rem .9rem .25rem 0;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}
-math[display=block]{margin:.75rem 0;overflow-x:auto}
+math[display=block]{margin:.4rem 0;padding:.35rem 0;overflow:auto hidden}
+blockquote{margin:.75rem 0;padding-left:1rem;border-left:3px solid var(--line)}
 svg{display:block;margin:.5rem 0}
 details{margin:.25rem 0 1rem}summary{cursor:pointer;color:var(--soft)}
 .question{font-weight:600;margin:1rem 0 0}

@@ -34,8 +34,10 @@ class _Chapter:
         sections = chapter(frame.language)
         links = "".join(f'<li><a href="#{s.id}">{text(s.title)}</a></li>' for s in sections)
         with ui.element("div").classes("buttons"):
-            ui.button(frame.t("notebook"), on_click=self._notebook)
-            self.print = ui.button(frame.t("printable"), on_click=self._printable).props("flat")
+            ui.button(frame.t("notebook"), on_click=self._notebook).props("no-caps")
+            self.print = ui.button(frame.t("printable"), on_click=self._printable).props(
+                "flat no-caps"
+            )
         ui.html(f"<h2>{text(frame.t('contents'))}</h2><ol>{links}</ol>", sanitize=False)
         for section in sections:
             self._section(section)
