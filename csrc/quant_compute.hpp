@@ -33,8 +33,9 @@ constexpr FormatKernels kernels_of() {
 #if defined(__AVX512VNNI__)
   constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
 #if defined(__AMX_INT8__)
-  constexpr UnpackChunk unpack16 = unpack_chunk512<F, Codes::kSigned>;
-  constexpr TileProduct tile16 = tile_product_amx<k>;
+  constexpr bool super = kFormats[F].super();
+  constexpr UnpackChunk unpack16 = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
+  constexpr TileProduct tile16 = super ? tile_super_amx<k> : tile_blocks_amx<k>;
 #else
   constexpr UnpackChunk unpack16 = unpack;
   constexpr TileProduct tile16 = tile_product512<k, 16>;

@@ -38,11 +38,16 @@ struct Input {
   int lead;         // rows of a tile
   i64 rows, tiles;
   i64 blocks;       // of 32 along k; even, and a multiple of 8 where super
-  i8* codes;        // [tile][block][lead][32]
+  i8* codes;        // [tile][block][lead][32], where super [tile][block / 2][lead][64]
   float* scale;     // [tile][block or super-block][lead]
-  float* sums;      // [tile][block][lead]: sum of the block's codes, times its scale unless super
+  float* sums;      // [tile][block][lead]: sum of the block's codes; unless super times its scale
   i32* starts[kStarts];  // [tile][sub-block][lead]: -offset · sum of codes, or nullptr
 
+  i8* codes_at(i64 tile, int r, i64 block) const {
+    const i64 first = tile * blocks * lead;
+    if (!super) return codes + (first + block * lead + r) * kBlockK;
+    return codes + (first + block / 2 * 2 * lead + 2 * r + block % 2) * kBlockK;
+  }
   i64 scales_per_tile() const { return (super ? blocks / 8 : blocks) * lead; }
 };
 
@@ -137,7 +142,7 @@ static void quantise_block(const Input& in, i64 tile, int r, i64 block, const fl
   for (int b = 0; b < n; ++b) {
     const i64 at = (tile * in.blocks + block + b) * in.lead + r;
     i32 halves[2];
-    quantise32(x + b * kBlockK, s.inverse, in.codes + at * kBlockK, halves);
+    quantise32(x + b * kBlockK, s.inverse, in.codes_at(tile, r, block + b), halves);
     const i32 sum = halves[0] + halves[1];
     in.sums[at] = in.super ? static_cast<float>(sum) : s.scale * static_cast<float>(sum);
     for (int i = 0; i < kStarts; ++i) {
