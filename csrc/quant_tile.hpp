@@ -9,9 +9,7 @@
 namespace gateup {
 namespace {
 
-constexpr int kChunkBlocks = 8;  // blocks of 32 along k that are unpacked at a time: 4 KiB of codes
-
-// Weights of 16 rows and 256 along k, ready for dot products.
+// Weights of 16 rows and 256 along k, which are unpacked at a time: ready for dot products.
 //
 // K-quants keep their whole numbers, whose sums of products are exact (see super_row): a scale for
 // each sub-block, two to a block for Q6_K. The other formats have a scale for each block.
@@ -43,10 +41,9 @@ struct TileInput {
 };
 
 GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 tile, i64 block) {
-  const i64 at = (tile * in.blocks + block) * in.lead;
+  const i64 at = in.at(tile, block) * in.lead;
   const i32* start = f.has_min ? nullptr : in.starts[start_index(f.offset)];
-  return {in.codes_at(tile, 0, block),
-          in.scale + tile * in.scales_per_tile() + (in.super ? block / 8 : block) * in.lead,
+  return {in.codes_at(tile, 0, block), in.scale + in.scale_at(tile, block) * in.lead,
           in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1), in.lead};
 }
 
