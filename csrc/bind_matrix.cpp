@@ -20,8 +20,9 @@ namespace nb = nanobind;
 namespace gateup {
 namespace {
 
-// (type, address, n, k), (address, row stride, dtype), and (matrix, bias or 0, y).
-using MatrixArgs = std::tuple<std::int32_t, std::uintptr_t, std::int64_t, std::int64_t>;
+// (type, address, n, k, terms), (address, row stride, dtype), and (matrix, bias or 0, y).
+using MatrixArgs =
+    std::tuple<std::int32_t, std::uintptr_t, std::int64_t, std::int64_t, std::int32_t>;
 using RowsArgs = std::tuple<std::uintptr_t, std::int64_t, std::int32_t>;
 using ProductArgs = std::tuple<MatrixArgs, std::uintptr_t, RowsArgs>;
 
@@ -34,14 +35,15 @@ const MatrixKernels& kernels_for(std::int32_t type) {
 }
 
 Matrix matrix_of(const MatrixArgs& args) {
-  const auto [type, address, n, k] = args;
+  const auto [type, address, n, k, terms] = args;
+  if (terms != 1 && terms != 2) throw std::invalid_argument("terms are neither 1 nor 2");
   if (n < 1 || kernels_for(type).packed_nbytes(type, n, k) == 0) {
     throw std::invalid_argument("a matrix that cannot be packed");
   }
   if (address == 0 || address % 64 != 0) {
     throw std::invalid_argument("a packed matrix is not aligned to 64 bytes");
   }
-  return {type, n, k, reinterpret_cast<const std::uint8_t*>(address)};
+  return {type, n, k, reinterpret_cast<const std::uint8_t*>(address), terms};
 }
 
 Rows rows_of(const RowsArgs& args) {
@@ -84,8 +86,9 @@ void linear(const std::vector<ProductArgs>& args, const RowsArgs& x, std::int64_
   for (const auto& [w, bias, y] : args) {
     products.push_back({matrix_of(w), bias_of(bias), rows_of(y)});
     require_same(kernels_for(products.front().w.type), products.back().w);
-    if (products.back().w.k != products.front().w.k) {
-      throw std::invalid_argument("products of one x differ in k");
+    const Matrix &first = products.front().w, &last = products.back().w;
+    if (last.k != first.k || last.terms != first.terms) {
+      throw std::invalid_argument("products of one x differ in k or terms");
     }
   }
   if (products.empty()) return;
@@ -107,6 +110,9 @@ void gated_mlp(const std::tuple<MatrixArgs, MatrixArgs, MatrixArgs>& weights,
   const MatrixKernels& kernels = kernels_for(mlp.gate.type);
   require_same(kernels, mlp.up);
   require_same(kernels, mlp.down);
+  if (mlp.gate.terms != mlp.up.terms || mlp.gate.terms != mlp.down.terms) {
+    throw std::invalid_argument("gate, up and down differ in terms");
+  }
   if (mlp.gate.k != mlp.up.k || mlp.gate.n != mlp.up.n || mlp.gate.n != mlp.down.k) {
     throw std::invalid_argument("gate, up and down do not fit together");
   }

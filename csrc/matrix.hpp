@@ -27,10 +27,16 @@ enum Type : std::int32_t {
 };
 
 // A packed matrix [n, k]; `data` is aligned to 64 bytes.
+//
+// `terms`: how a quantised matrix takes activations. 1 (or 0): in int8. 2: as the sum of two
+// int8 numbers with a scale each, the second for what the first leaves, which is as good as
+// int16; twice the multiplications, the weights are still read once. Matrices that share an x
+// have the same.
 struct Matrix {
   std::int32_t type;
   std::int64_t n, k;
   const std::uint8_t* data;
+  std::int32_t terms;
 };
 
 // Rows of activations or results: float32, bfloat16 or float16 (enum DType), neighbours in a row;

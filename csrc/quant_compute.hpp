@@ -89,6 +89,16 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
   if (in.lead == 16) tiles_end();
 }
 
+// The rows that stand for one, added: lead / terms rows are left at the front of acc [lead][16].
+void add_terms(float* acc, const Input& in) {
+  if (in.terms == 1) return;
+  for (i64 row = 0; row < in.lead / 2; ++row) {
+    for (int c = 0; c < kPanel; ++c) {
+      acc[row * kPanel + c] = acc[2 * row * kPanel + c] + acc[(2 * row + 1) * kPanel + c];
+    }
+  }
+}
+
 // ---- results --------------------------------------------------------------------------------
 
 template <class T>

@@ -39,8 +39,9 @@ constexpr int kChunkBlocks = 8;
 
 struct Input {
   bool super;       // scales for 256, otherwise for 32
-  int lead;         // rows of a tile
-  i64 rows, tiles;
+  int terms;        // rows that stand for one row of activations: 1 or 2 (Matrix::terms)
+  int lead;         // rows of a tile; a multiple of `terms`
+  i64 rows, tiles;  // `terms` times the activations' rows
   i64 blocks;       // of 32 along k; even, and a multiple of 8 where super
   i8* codes;        // [chunk][tile][block][lead][32], where super …[block / 2][lead][64]
   float* scale;     // [chunk][tile][block unless super][lead]
@@ -87,9 +88,11 @@ GATEUP_INLINE u8* carve(u8*& at, i64 bytes) {
 }
 
 // Lays an Input of `rows` rows of k elements into memory of input_bytes().
-GATEUP_INLINE Input make_input(u8* memory, bool super, i64 rows, i64 k, unsigned wants) {
+GATEUP_INLINE Input make_input(u8* memory, bool super, int terms, i64 rows, i64 k,
+                               unsigned wants) {
   Input in{};
   in.super = super;
+  in.terms = terms;
   in.lead = lead_of(rows);
   in.rows = rows;
   in.tiles = (rows + in.lead - 1) / in.lead;
@@ -167,6 +170,22 @@ static void quantise_block(const Input& in, i64 tile, int r, i64 block, const fl
   }
 }
 
+// The same for `terms` rows from `r` on that stand for one: each but the first is what the ones
+// before it leave. Overwrites x.
+static void quantise_terms(const Input& in, i64 tile, int r, i64 block, float* x) {
+  quantise_block(in, tile, r, block, x);
+  if (in.terms == 1) return;
+  const int n = in.super ? 8 : 1;
+  const float scale = in.scale[in.scale_at(tile, block) * in.lead + r];
+  for (int b = 0; b < n; ++b) {
+    const i8* codes = in.codes_at(tile, r, block + b);
+    for (int i = 0; i < kBlockK; ++i) {
+      x[b * kBlockK + i] = fmadd(-scale, static_cast<float>(codes[i]), x[b * kBlockK + i]);
+    }
+  }
+  quantise_block(in, tile, r + 1, block, x);
+}
+
 GATEUP_INLINE void zero_block(const Input& in, i64 tile, int r, i64 block) {
   float zeros[kSuperK];
   for (int i = 0; i < kSuperK; ++i) zeros[i] = 0.0f;
@@ -200,11 +219,11 @@ static void quantise_tile(const Input& in, const Rows& x, i64 k, i64 tile) {
   alignas(64) float block[kSuperK];
   const int n = in.super ? kSuperK : kBlockK;
   const WidenAll widen_block = kWidenAll[x.dtype];
-  for (int r = 0; r < in.lead && tile * in.lead + r < in.rows; ++r) {
-    const i64 row = (tile * in.lead + r) * x.stride;
+  for (int r = 0; r < in.lead && tile * in.lead + r < in.rows; r += in.terms) {
+    const i64 row = (tile * in.lead + r) / in.terms * x.stride;
     for (i64 at = 0; at < k; at += n) {
       widen_block(x.data, row + at, block, n);
-      quantise_block(in, tile, r, at / kBlockK, block);
+      quantise_terms(in, tile, r, at / kBlockK, block);
     }
   }
   zero_padding(in, tile, k);

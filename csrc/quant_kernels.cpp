@@ -33,9 +33,11 @@ void quantise_tiles(void* context, i64 begin, i64 end) {
   for (i64 tile = begin; tile < end; ++tile) quantise_tile(q.in, q.x, q.k, tile);
 }
 
-Input quantise(Slot slot, bool super, const Rows& x, i64 rows, i64 k, unsigned wants,
+Input quantise(Slot slot, bool super, int terms, const Rows& x, i64 rows, i64 k, unsigned wants,
                int threads) {
-  const Input in = make_input(scratch(slot, input_bytes(super, rows, k)), super, rows, k, wants);
+  const i64 lines = terms * rows;
+  const Input in =
+      make_input(scratch(slot, input_bytes(super, lines, k)), super, terms, lines, k, wants);
   Quantising q{in, x, k};
   parallel_for(in.tiles, rows * k < kSerial ? 1 : threads, quantise_tiles, &q);
   return in;
@@ -45,6 +47,8 @@ Rows from_row(const Rows& rows, i64 row) {
   return {rows.data + row * rows.stride * (rows.dtype == kFloat32 ? 4 : 2), rows.stride,
           rows.dtype};
 }
+
+GATEUP_INLINE int terms_of(const Matrix& w) { return w.terms == 2 ? 2 : 1; }
 
 // x in the forms that the matrices need: by 32, by 256, or both.
 struct Inputs {
@@ -62,8 +66,9 @@ Inputs quantise_for(const Matrix* const* w, int count, const Rows& x, i64 rows, 
   }
   Inputs in{};
   const i64 k = w[0]->k;
-  if (used[0]) in.by32 = quantise(kInput32, false, x, rows, k, wants[0], threads);
-  if (used[1]) in.by256 = quantise(kInput256, true, x, rows, k, wants[1], threads);
+  const int terms = terms_of(*w[0]);
+  if (used[0]) in.by32 = quantise(kInput32, false, terms, x, rows, k, wants[0], threads);
+  if (used[1]) in.by256 = quantise(kInput256, true, terms, x, rows, k, wants[1], threads);
   return in;
 }
 
@@ -89,9 +94,10 @@ void linear_piece(const LinearJob& job, const Product& p, i64 piece, float* acc,
   const int panels = static_cast<int>(smaller(job.panels_apart, panels_of(p.w.n) - panel));
   multiply(p.w, panel, panels, in, tile, last_tile, chunks, acc);
   for (i64 t = tile; t < last_tile; ++t) {
-    const i64 row = t * in.lead, rows = smaller(in.lead, in.rows - row);
+    const i64 row = t * in.lead / in.terms, rows = smaller(in.lead, in.rows - t * in.lead) / in.terms;
     const Rows y = from_row(p.y, job.row + row);
     for (int i = 0; i < panels; ++i, acc += in.lead * kPanel) {
+      add_terms(acc, in);
       store_panel(acc, rows, (panel + i) * kPanel, p.w.n, p.bias, y);
     }
   }
@@ -152,8 +158,9 @@ void linear_batch(const Product* products, int count, const Rows& x, i64 row, i6
 void linear(const Product* products, int count, const Rows& x, i64 t, int threads) {
   for (int first = 0; first < count; first += kMaxProducts) {
     const int some = static_cast<int>(smaller(count - first, kMaxProducts));
-    for (i64 row = 0; row < t; row += kBatch) {
-      linear_batch(products + first, some, x, row, smaller(kBatch, t - row), threads);
+    const i64 batch = kBatch / terms_of(products[first].w);
+    for (i64 row = 0; row < t; row += batch) {
+      linear_batch(products + first, some, x, row, smaller(batch, t - row), threads);
     }
   }
 }
@@ -179,11 +186,14 @@ void hidden_block(const HiddenJob& job, i64 block, Chunk* chunks, float* acc, fl
   float* up = acc + any.tiles * kHiddenPanels * size;
   multiply(mlp.gate, panel, kHiddenPanels, job.in->of(mlp.gate), 0, any.tiles, chunks, gate);
   multiply(mlp.up, panel, kHiddenPanels, job.in->of(mlp.up), 0, any.tiles, chunks, up);
-  for (i64 tile = 0; tile < any.tiles; ++tile, h += any.lead * apart) {
+  const i64 rows = any.lead / any.terms;
+  for (i64 tile = 0; tile < any.tiles; ++tile, h += rows * apart) {
     for (int p = 0; p < kHiddenPanels; ++p, gate += size, up += size) {
-      add_bias(gate, any.lead, mlp.gate_bias, (panel + p) * kPanel);
-      add_bias(up, any.lead, mlp.up_bias, (panel + p) * kPanel);
-      job.act(gate, up, any.lead, h + p * kPanel, apart);
+      add_terms(gate, any);
+      add_terms(up, any);
+      add_bias(gate, rows, mlp.gate_bias, (panel + p) * kPanel);
+      add_bias(up, rows, mlp.up_bias, (panel + p) * kPanel);
+      job.act(gate, up, rows, h + p * kPanel, apart);
     }
   }
 }
@@ -202,9 +212,9 @@ void hidden_part(void* context, i64 begin, i64 end) {
     for (int b = 0; b < blocks; ++b) {
       hidden_block(job, i * blocks + b, chunks, acc, values + b * kBlockK, apart);
     }
-    for (i64 row = 0; row < h.rows; ++row) {
-      quantise_block(h, row / h.lead, static_cast<int>(row % h.lead), i * blocks,
-                     values + row * apart);
+    for (i64 row = 0; row < h.rows; row += h.terms) {
+      quantise_terms(h, row / h.lead, static_cast<int>(row % h.lead), i * blocks,
+                     values + row / h.terms * apart);
     }
   }
   give_back(job.workers, piece);
@@ -215,8 +225,10 @@ void mlp_batch(const GatedMLP& mlp, const Rows& x, i64 rows, const Rows& y, int 
   const Inputs in = quantise_for(w, 2, x, rows, threads);
   const QuantFormat& f = *quant_format(mlp.down.type);
   const i64 inner = mlp.down.k;
-  const Input h = make_input(scratch(kHidden, input_bytes(f.super(), rows, inner)), f.super(),
-                             rows, inner, wants_of(f));
+  const int terms = terms_of(mlp.gate);
+  const i64 lines = terms * rows;
+  const Input h = make_input(scratch(kHidden, input_bytes(f.super(), lines, inner)), f.super(),
+                             terms, lines, inner, wants_of(f));
   for (i64 tile = 0; tile < h.tiles; ++tile) zero_padding(h, tile, inner);
   const i64 floats = h.tiles * h.lead * (2 * kHiddenPanels * kPanel + f.block_k);
   HiddenJob job{&mlp, &in, &h, kActBlocks[mlp.act],
@@ -238,8 +250,9 @@ void mlp_batch(const GatedMLP& mlp, const Rows& x, i64 rows, const Rows& y, int 
 }
 
 void gated_mlp(const GatedMLP& mlp, const Rows& x, i64 t, const Rows& y, int threads) {
-  for (i64 row = 0; row < t; row += kBatch) {
-    mlp_batch(mlp, from_row(x, row), smaller(kBatch, t - row), from_row(y, row), threads);
+  const i64 batch = kBatch / terms_of(mlp.gate);
+  for (i64 row = 0; row < t; row += batch) {
+    mlp_batch(mlp, from_row(x, row), smaller(batch, t - row), from_row(y, row), threads);
   }
 }
 

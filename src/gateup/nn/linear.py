@@ -65,7 +65,7 @@ class _InBlocks(nn.Module):
     like: Tensor
 
     def hold(self, w: PackedWeight, dtype: torch.dtype) -> None:
-        self.weight_type, self.size, self.native = w.type, w.shape, w.native
+        self.weight_type, self.size, self.terms = w.type, w.shape, w.terms
         self.register_buffer("blocks", w.data)
         like = torch.empty(0, dtype=dtype, device=w.data.device)
         self.register_buffer("like", like, persistent=False)
@@ -73,7 +73,7 @@ class _InBlocks(nn.Module):
     @property
     def packed(self) -> PackedWeight:
         n, k = self.size
-        return PackedWeight(self.weight_type, n, k, self.blocks, self.native)
+        return PackedWeight(self.weight_type, n, k, self.blocks, self.terms)
 
     @property
     def weight(self) -> Blocks:

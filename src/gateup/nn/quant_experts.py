@@ -42,9 +42,9 @@ class QuantExperts(nn.Module):
         self.kinds: list[tuple[str, int, int, bool]] = []
         for name, weights in zip(_PARTS, (gate, up, down), strict=True):
             first = weights[0]
-            kind = (first.type, first.n, first.k, first.native)
+            kind = (first.type, first.n, first.k, first.terms)
             if len(weights) != len(gate) or any(
-                (w.type, w.n, w.k, w.native) != kind for w in weights
+                (w.type, w.n, w.k, w.terms) != kind for w in weights
             ):
                 raise UsageError(
                     f"the experts' {name} are not alike", expected="one type, shape and number"
@@ -55,8 +55,8 @@ class QuantExperts(nn.Module):
     def expert(self, number: int) -> tuple[PackedWeight, PackedWeight, PackedWeight]:
         """(gate, up, down) of one expert; views."""
         gate, up, down = (
-            PackedWeight(type_, n, k, data[number], native)
-            for data, (type_, n, k, native) in zip(
+            PackedWeight(type_, n, k, data[number], terms)
+            for data, (type_, n, k, terms) in zip(
                 (self.gate_proj, self.up_proj, self.down_proj), self.kinds, strict=True
             )
         )

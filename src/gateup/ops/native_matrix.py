@@ -16,7 +16,7 @@ from torch import Tensor
 from . import native
 
 _ALIGN = 64
-_Matrix = tuple[int, int, int, int]
+_Matrix = tuple[int, int, int, int, int]
 _Rows = tuple[int, int, int]
 
 
@@ -28,6 +28,7 @@ class Packed:
     data  uint8, from `pack`
     n, k  rows and columns: y [T, n] = x [T, k] · Wᵀ
     bias  float32 [n], contiguous, or None
+    terms 1, or 2: activations as one int8 number or as the sum of two (quantised types alone)
     """
 
     type: int
@@ -35,6 +36,7 @@ class Packed:
     n: int
     k: int
     bias: Tensor | None = None
+    terms: int = 1
 
 
 def why_not(type_: int) -> str | None:
@@ -72,7 +74,7 @@ def pack(type_: int, raw: Tensor, n: int, k: int) -> Tensor:
             f"got {raw.numel()} of {raw.dtype}"
         )
     data = _aligned(size)
-    args = (int(type_), data.data_ptr(), n, k)
+    args = (int(type_), data.data_ptr(), n, k, 1)
     native.extension().pack(args, raw.data_ptr(), torch.get_num_threads())
     return data
 
@@ -153,7 +155,7 @@ def _rows(x: Tensor) -> Tensor:
 def _matrix(w: Packed) -> _Matrix:
     if w.data.numel() != packed_nbytes(w.type, w.n, w.k):
         raise ValueError(f"{w.data.numel()} bytes are no packed [{w.n}, {w.k}] of type {w.type}")
-    return int(w.type), w.data.data_ptr(), w.n, w.k
+    return int(w.type), w.data.data_ptr(), w.n, w.k, w.terms
 
 
 def _bias(w: Packed) -> int:

@@ -57,7 +57,7 @@ def linears(
     if traced(x, *biases, *(w.data for w in weights)):
         op = torch.ops.gateup.packed_linear
         pairs = zip(weights, biases, strict=True)
-        return [op(x, w.data, b, w.type, w.n, w.k, w.native) for w, b in pairs]
+        return [op(x, w.data, b, w.type, w.n, w.k, w.terms) for w, b in pairs]
     if differentiable(x, *biases):
         return list(packed_ops.differentiated(weights, x, *biases))
     return list(packed_ops.forward(weights, x, biases))
@@ -85,10 +85,10 @@ def gated_mlp(
         return linear(act_and_mul_split(gate_x, up_x, act), down)
     weights = (gate, up, down)
     if traced(x, *(w.data for w in weights)):
-        types, native = " ".join(w.type for w in weights), [w.native for w in weights]
+        types, terms = " ".join(w.type for w in weights), [w.terms for w in weights]
         sizes = [gate.n, gate.k, down.n]
         data = (w.data for w in weights)
-        y: Tensor = torch.ops.gateup.packed_gated_mlp(x, *data, types, sizes, native, act)
+        y: Tensor = torch.ops.gateup.packed_gated_mlp(x, *data, types, sizes, terms, act)
         return y
     return packed_ops.gated(weights, x, act)
 
@@ -108,7 +108,7 @@ def dequantise(
     given = (w.data,) if rows is None else (w.data, rows)
     if traced(*given):
         call = torch.ops.gateup.packed_rows
-        result: Tensor = call(w.data, rows, w.type, w.n, w.k, w.native, dtype)
+        result: Tensor = call(w.data, rows, w.type, w.n, w.k, w.terms, dtype)
         return result
     return packed_ops.rows(w, rows, dtype)
 

@@ -23,13 +23,13 @@ def why_not(name: str, device: torch.device) -> str:
 
 def pack(name: str, raw: Tensor, n: int, k: int) -> PackedWeight:
     """raw [n, row bytes] in the kernels' order."""
-    return PackedWeight(name, n, k, native_matrix.pack(NUMBERS[name], raw, n, k), True)
+    return PackedWeight(name, n, k, native_matrix.pack(NUMBERS[name], raw, n, k), 1)
 
 
 def serves(x: Tensor, *weights: PackedWeight) -> bool:
     """Whether x can go through the kernels with these weights in one call: the dense types and
     the block formats have kernels of their own."""
-    kinds = {w.type in unpack.DENSE for w in weights}
+    kinds = {(w.type in unpack.DENSE, w.terms) for w in weights}
     return x.dtype in native.DTYPES and all(w.native for w in weights) and len(kinds) == 1
 
 
@@ -58,4 +58,4 @@ def rows(w: PackedWeight, index: Tensor | None, dtype: torch.dtype) -> Tensor:
 def _matrix(w: PackedWeight, bias: Tensor | None) -> native_matrix.Packed:
     if bias is not None:
         bias = bias.detach().to(torch.float32).contiguous()
-    return native_matrix.Packed(NUMBERS[w.type], w.data, w.n, w.k, bias)
+    return native_matrix.Packed(NUMBERS[w.type], w.data, w.n, w.k, bias, w.terms)

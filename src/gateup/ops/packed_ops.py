@@ -93,29 +93,27 @@ def _bias_grad(grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("gateup::packed_linear", mutates_args=())
 def _linear(
-    x: Tensor, data: Tensor, bias: Tensor | None, type_: str, n: int, k: int, native: bool
+    x: Tensor, data: Tensor, bias: Tensor | None, type_: str, n: int, k: int, terms: int
 ) -> Tensor:
     """x [..., k] -> [..., n]; data and what follows are PackedWeight's fields."""
-    return forward([PackedWeight(type_, n, k, data, native)], x, [bias])[0]
+    return forward([PackedWeight(type_, n, k, data, terms)], x, [bias])[0]
 
 
 @_linear.register_fake
 def _(
-    x: Tensor, data: Tensor, bias: Tensor | None, type_: str, n: int, k: int, native: bool
+    x: Tensor, data: Tensor, bias: Tensor | None, type_: str, n: int, k: int, terms: int
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
 
 @torch.library.custom_op("gateup::packed_linear_backward", mutates_args=())
-def _linear_backward(
-    grad: Tensor, data: Tensor, type_: str, n: int, k: int, native: bool
-) -> Tensor:
+def _linear_backward(grad: Tensor, data: Tensor, type_: str, n: int, k: int, terms: int) -> Tensor:
     """grad [..., n] -> [..., k] in its dtype."""
-    return _back([PackedWeight(type_, n, k, data, native)], grad.dtype, [grad])
+    return _back([PackedWeight(type_, n, k, data, terms)], grad.dtype, [grad])
 
 
 @_linear_backward.register_fake
-def _(grad: Tensor, data: Tensor, type_: str, n: int, k: int, native: bool) -> Tensor:
+def _(grad: Tensor, data: Tensor, type_: str, n: int, k: int, terms: int) -> Tensor:
     return grad.new_empty((*grad.shape[:-1], k))
 
 
@@ -160,7 +158,7 @@ def _gated_mlp(
     down: Tensor,
     types: str,
     sizes: list[int],
-    native: list[bool],
+    terms: list[int],
     act: str,
 ) -> Tensor:
     """x [..., H] -> [..., H_out]. types: of gate, up, down with spaces between; sizes I, H, H_out.
@@ -170,10 +168,8 @@ def _gated_mlp(
     width, hidden, out = sizes
     shapes = ((width, hidden), (width, hidden), (out, width))
     weights = [
-        PackedWeight(t, *shape, data, held)
-        for t, shape, data, held in zip(
-            types.split(), shapes, (gate, up, down), native, strict=True
-        )
+        PackedWeight(t, *shape, data, each)
+        for t, shape, data, each in zip(types.split(), shapes, (gate, up, down), terms, strict=True)
     ]
     return gated(weights, x, act)
 
@@ -186,7 +182,7 @@ def _(
     down: Tensor,
     types: str,
     sizes: list[int],
-    native: list[bool],
+    terms: list[int],
     act: str,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], sizes[2]))
@@ -204,11 +200,11 @@ def _rows(
     type_: str,
     n: int,
     k: int,
-    native: bool,
+    terms: int,
     dtype: torch.dtype,
 ) -> Tensor:
     """Rows of the matrix dequantised: index [...] -> [..., k]; all of them [n, k] without."""
-    return rows(PackedWeight(type_, n, k, data, native), index, dtype)
+    return rows(PackedWeight(type_, n, k, data, terms), index, dtype)
 
 
 @_rows.register_fake
@@ -218,7 +214,7 @@ def _(
     type_: str,
     n: int,
     k: int,
-    native: bool,
+    terms: int,
     dtype: torch.dtype,
 ) -> Tensor:
     lead = (n,) if index is None else index.shape

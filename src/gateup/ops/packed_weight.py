@@ -13,14 +13,21 @@ class PackedWeight:
 
     type    key of gateup.model.quant.formats.FORMATS
     data    uint8: [n, bytes of a row] as in the file, or [bytes] in the kernels' own order
-    native  whether it is in the kernels' order
+    terms   0: as in the file; 1 or 2: in the order of the C++ kernels, which take activations for
+            quantised weights as so many int8 numbers each. With two a product is as exact as
+            int16 makes it, for twice the multiplications and the same bytes of weights
     """
 
     type: str
     n: int
     k: int
     data: Tensor
-    native: bool = False
+    terms: int = 0
+
+    @property
+    def native(self) -> bool:
+        """Whether it is in the kernels' order."""
+        return self.terms > 0
 
     @property
     def shape(self) -> tuple[int, int]:
