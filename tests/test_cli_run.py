@@ -52,8 +52,9 @@ def test_options_reach_the_engine(folder: Path) -> None:
         assert isinstance(out, str)
         return out
 
-    drawn = ("--temperature", 2, "--seed", 3)
+    drawn = ("--temperature", 2, "--seed", 4)
     whole = answer(*drawn)
+    assert len(whole) == 9
     assert whole == answer(*drawn) != answer()
     stop = whole[3:5]
     assert answer(*drawn, f"--stop={stop}") == whole[: whole.index(stop)] + "\n"

@@ -113,7 +113,7 @@ def test_what_peft_saved_passes_clean(trained: dict[str, Path], name: str) -> No
     report = check(trained[name], adapter=trained[f"{name}-adapter"])
     assert adapter_findings(report) == []
     ran = [r for r in report.ran if r.startswith("adapter.")]
-    assert len(ran) == 12, ran
+    assert len(ran) == 13, ran
 
 
 def test_phi3s_adapter_on_split_weights_and_the_other_way_round(trained: dict[str, Path]) -> None:

@@ -326,6 +326,25 @@ def test_a_grown_vocabulary_needs_the_resize(changed: Callable[..., CheckReport]
     f = one(changed("whole", rows(168)), "adapter.vocabulary")
     assert "model.resize_token_embeddings(168)" in f.remedy
     assert "grew by 8 rows" in f.cause
+    assert f.severity == "error"
+    assert "the folder does not hold the tokenizer" in f.cause
+    assert "save the tokenizer of that run into the adapter's folder" in f.remedy
+
+
+def test_a_grown_vocabulary_with_its_tokenizer_is_a_note(
+    changed: Callable[..., CheckReport],
+) -> None:
+    report = changed("whole", rows(168))
+    assert report.context is not None
+    assert report.context.adapter is not None
+    folder = report.context.adapter.path
+    vocab = {f"t{i}": i for i in range(166)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocab}}))
+    again = check(report.context.checkpoint.path or "", adapter=folder)
+    f = one(again, "adapter.vocabulary")
+    assert f.severity == "note"
+    assert f.cause.endswith("as the tokenizer did.")
+    assert f.remedy.endswith("with the tokenizer saved beside the adapter.")
 
 
 def test_a_whole_module_of_another_width(changed: Callable[..., CheckReport]) -> None:

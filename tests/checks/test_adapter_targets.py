@@ -142,3 +142,24 @@ def test_a_mixtral_adapter_as_peft_saves_it_fits(tmp_path: Path, targets: dict[s
     report = check(tmp_path / "base", adapter=tmp_path / "adapter")
     assert not report.failed
     assert [(f.rule, f.title) for f in report.findings if f.severity != "note"] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r".*\.(q_proj|v_proj", "missing ), unterminated subpattern at character 4"),
+        ("*_proj", "nothing to repeat"),
+        (r".*\.[qv_proj", "unterminated character set at character 4"),
+    ],
+)
+def test_a_string_that_is_no_regular_expression(
+    described: Callable[..., Context], pattern: str, why: str
+) -> None:
+    """One that compiles and matches nothing is another matter."""
+    (f,) = rule(with_targets(described, presets.spec("llama-2-7b"), pattern))
+    assert f.severity == "error"
+    assert f.title == f"target_modules is no regular expression: {why}"
+    assert "write names as a list: q_proj, k_proj, v_proj, o_proj, gate_proj" in f.remedy
+    (f,) = rule(with_targets(described, presets.spec("llama-2-7b"), r".*\.query"))
+    assert "without a match" in f.title
+    assert not list(rule(with_targets(described, presets.spec("llama-2-7b"), r".*\.q_proj")))

@@ -222,3 +222,47 @@ def test_quantising_once(described: Described, smollm2_gguf: Path) -> None:
     demo = open_model(smollm2_gguf)
     assert run("quant.twice", Context(demo, quant="q4_1")) == []
     assert run("quant.twice", Context(demo, quant="f16")) == []
+
+
+# ---- routed experts ------------------------------------------------------------------------------
+
+
+def test_bitsandbytes_leaves_routed_experts(described: Described) -> None:
+    (found,) = run("quant.experts", described(config("mixtral-8x7b"), quant="nf4"))
+    assert found.severity == "warning"
+    assert found.numbers["expert_params"] == 8 * 3 * 4096 * 14336 * 32 == 45_097_156_608
+    assert "45,097,156,608 of 46,702,792,704 parameters (97%), 90.2 GB in bf16" in found.title
+    trainer = {"quantization_bit": 8, "stage": "sft", "finetuning_type": "lora"}
+    (found,) = run("quant.experts", described(config("qwen3-30b-a3b"), trainer=trainer))
+    assert found.title.startswith("int8 leaves the routed experts")
+    declared = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    model = config("deepseek-v2-lite", quantization_config=declared)
+    assert len(run("quant.experts", described(model))) == 1
+
+
+def test_transformers_has_no_linear_layer_among_them() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, MixtralConfig
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 96}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(MixtralConfig(**sizes, num_local_experts=4))
+    layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    assert not [n for n in layers if "experts" in n]
+    assert [n for n, _ in model.named_parameters() if "experts" in n]
+
+
+@pytest.mark.parametrize(
+    ("preset", "quant", "trainer"),
+    [
+        ("mixtral-8x7b", "awq:128", None),
+        ("mixtral-8x7b", "q4_k_m", None),
+        ("mixtral-8x7b", None, {"quantization_bit": 4, "quantization_method": "hqq"}),
+        ("mixtral-8x7b", None, {"stage": "sft"}),
+        ("llama-3-8b", "nf4", None),
+    ],
+)
+def test_others_reach_them(
+    described: Described, preset: str, quant: str | None, trainer: dict[str, Any] | None
+) -> None:
+    assert run("quant.experts", described(config(preset), quant=quant, trainer=trainer)) == []

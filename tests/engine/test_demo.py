@@ -126,7 +126,7 @@ def test_the_kernels_err_as_8_bits_do(
     if not native.weights.head.native:
         pytest.skip("the kernels are not built: the weights are the float32 ones")
     ours, plain = logits_of(native, ids), plain_int8(exact, ids)
-    # Rounding carries through 30 layers: with activations moved by 1e-3 before they are rounded, the
+    # Rounding carries through 30 layers: with activations moved by 1e-3 before rounding, the
     # plain error of one text spreads by up to 9%.
     assert float((ours - reference).norm()) <= 1.15 * float((plain - reference).norm())
     best = reference.topk(2).values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateup.checks.lora_targets import leaf_of
@@ -87,8 +88,11 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def pairs_of(spec: ModelSpec, adapter: Adapter) -> tuple[Pair, ...]:
-    """Every adapted module, in the order of the file."""
+def pairs_of(spec: ModelSpec, adapter: Adapter, replicated: Sequence[int] = ()) -> tuple[Pair, ...]:
+    """Every adapted module, in the order of the file.
+
+    replicated  the base's layer that each layer of the adapter's is a copy of; (): they are its own
+    """
     halves: dict[str, dict[str, TensorHeader]] = {}
     embeddings = set()
     for tensor in adapter.tensors:
@@ -100,7 +104,8 @@ def pairs_of(spec: ModelSpec, adapter: Adapter) -> tuple[Pair, ...]:
             embeddings.add(found["module"])
     index = NameIndex(spec, "hf")
     return tuple(
-        _pair(spec, index, module, have, module in embeddings) for module, have in halves.items()
+        _pair(spec, index, module, have, module in embeddings, replicated)
+        for module, have in halves.items()
     )
 
 
@@ -110,8 +115,12 @@ def _pair(
     module: str,
     have: dict[str, TensorHeader],
     embedding: bool,
+    replicated: Sequence[int] = (),
 ) -> Pair:
     name = _BASE.sub("", module).replace(*_RENAMED.get(spec.family, ("", "")))
+    copy = layer_of(name) if replicated else None
+    if copy is not None and copy < len(replicated):
+        name = name.replace(f".{copy}.", f".{replicated[copy]}.", 1)
     hit = index.find(name + ".weight") or index.find(name)
     row, experts = (hit[0] if hit else None), False
     if row is None:
@@ -121,8 +130,9 @@ def _pair(
         experts = True  # the stacked parameter by its own name
     if row is None and leaf_of(name) == "lm_head" and spec.tie_word_embeddings:
         row = next((r for r in spec.rows if r.part == "embedding" and len(r.shape) == 2), None)
+    own = _BASE.sub("", module) if replicated else name
     return Pair(
-        name, have.get("A"), have.get("B"), row, experts, embedding, have.get("magnitude_vector")
+        own, have.get("A"), have.get("B"), row, experts, embedding, have.get("magnitude_vector")
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gateup.account.lora import CONVERTED, adapter_nbytes, adapter_rows
 from gateup.account.workload import LoRA
+from gateup.checks.adapter_layer_rules import replicated
 from gateup.checks.adapter_parts import Pair, pairs_of
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
@@ -13,6 +14,7 @@ from gateup.checks.lora_targets import (
     Match,
     fused_in,
     leaf_of,
+    leaves,
     lora_params,
     match_targets,
     shown,
@@ -32,7 +34,7 @@ API = "gateup.model.lora_layout"
 
 def _adapter(context: Context) -> tuple[Adapter, tuple[Pair, ...]]:
     assert context.adapter is not None
-    return context.adapter, pairs_of(context.spec, context.adapter)
+    return context.adapter, pairs_of(context.spec, context.adapter, replicated(context))
 
 
 def _refused(spec: ModelSpec, pairs: Iterable[Pair]) -> list[Pair]:
@@ -304,7 +306,7 @@ def targets(context: Context) -> Iterable[Finding]:
     unmatched = [
         m
         for m in match_targets(context.spec, patterns)
-        if not m.modules and leaf_of(m.pattern) not in trained
+        if not m.modules and (m.fault or leaf_of(m.pattern) not in trained)
     ]
     if unmatched:
         yield unmatched_targets(
@@ -327,6 +329,8 @@ def unmatched_targets(
 ) -> Finding:
     """The finding for targets without a hit. place: (file, field)."""
     spec = context.spec
+    if unmatched[0].fault:
+        return _no_expression(rule_id, context, unmatched[0], place)
     hits = [m for m in matches if m.modules]
     file, field = place
     names = listed([shown(m.pattern) for m in unmatched], 8)
@@ -361,6 +365,21 @@ def unmatched_targets(
             "params_now": now,
             "params_then": then,
         },
+    )
+
+
+def _no_expression(rule_id: str, context: Context, match: Match, place: tuple[str, str]) -> Finding:
+    """One string is taken for a regular expression, and this is none."""
+    file, field = place
+    own = ", ".join(leaves(context.spec)[:7])
+    return Finding(
+        rule_id,
+        "error",
+        f"{field} is no regular expression: {match.fault}",
+        (Evidence(field, shown(match.pattern), "a regular expression, or a list of names", file),),
+        "PEFT takes one string for a regular expression over whole module names, and this one does"
+        " not compile: building the adapter ends in Python's re.error.",
+        f"In {file}: correct it, or write names as a list: {own}.",
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateup.checks.adapter_layer_rules import replicated
 from gateup.checks.adapter_parts import Pair, pairs_of, saved_modules
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
@@ -24,7 +25,7 @@ FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2"})
 
 def _adapter(context: Context) -> tuple[Adapter, tuple[Pair, ...]]:
     assert context.adapter is not None
-    return context.adapter, pairs_of(context.spec, context.adapter)
+    return context.adapter, pairs_of(context.spec, context.adapter, replicated(context))
 
 
 @rule("adapter.pairs", "Every A has its B, at the rank the config says", needs=["adapter"])
@@ -283,15 +284,27 @@ def _vocabulary_finding(context: Context, name: str, rows: int) -> Finding:
             numbers,
         )
     wanted = known is not None and vocab < known.highest + 1 <= rows  # tokens were added on purpose
+    if not wanted and context.adapter_tokenizer is None:
+        evidence.append(
+            Evidence("the adapter's folder", "no tokenizer", "the one the new rows belong to")
+        )
+        lost = ", and the folder does not hold the tokenizer that knows which tokens they are"
+    else:
+        lost = ""
     return Finding(
         "adapter.vocabulary",
         "note" if wanted else "error",
         f"{name} has {rows:,} rows; the base has {vocab:,}",
         tuple(evidence),
         f"The vocabulary grew by {rows - vocab:,} rows while the adapter was trained"
-        + (", as the tokenizer did." if wanted else "."),
-        f"Resize the base before loading: model.resize_token_embeddings({rows}), with the "
-        "tokenizer saved beside the adapter.",
+        + (", as the tokenizer did." if wanted else f"{lost}."),
+        f"Resize the base before loading: model.resize_token_embeddings({rows})"
+        + (
+            "; and save the tokenizer of that run into the adapter's folder: without it the "
+            f"{rows - vocab:,} new rows are never used."
+            if lost
+            else ", with the tokenizer saved beside the adapter."
+        ),
         numbers,
     )
 

@@ -64,6 +64,7 @@ class Context:
     generation      generation_config.json or the like, raw
     sources         part -> the file it was read from, for evidence
     unreadable      files beside the model that could not be read: the error of each
+    template        chat_template.jinja beside the model, its text
     beside          files in the model's folder: name -> bytes
     scan            what reading every weight found (--deep)
     trial           what a text does in the model (--deep)
@@ -85,6 +86,7 @@ class Context:
     generation: Mapping[str, Any] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     unreadable: tuple[GateupError, ...] = ()
+    template: str | None = None
     beside: Mapping[str, int] = field(default_factory=dict)
     scan: WeightScan | None = None
     trial: Trial | None = None
@@ -104,6 +106,14 @@ class Context:
     def edit(self) -> Edit | None:
         """The edit of config.json that would make it describe the files, where there is one."""
         return find_edit(self.checkpoint)
+
+    @property
+    def chat_template(self) -> tuple[str, str] | None:
+        """(template, where it stands) as transformers takes it: the file of its own first."""
+        if self.template is not None:
+            return self.template, self.source("template")
+        own = self.tokenizer.config.get("chat_template") if self.tokenizer else None
+        return (own, f"{self.source('tokenizer')}, chat_template") if isinstance(own, str) else None
 
     def mismatches(self, *kinds: Kind) -> list[Mismatch]:
         """What differs between config and files, beyond what `edit` explains."""

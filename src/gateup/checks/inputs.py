@@ -28,6 +28,8 @@ MAX_DIGITS = 40  # of one number; YAML 1.1 also spells them in base 60, which gr
 MAX_DEPTH = 32
 STATE = "trainer_state.json"
 GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 1 << 20  # Llama 4's has 10 kB
 
 T = TypeVar("T")
 # A file's path, or what it holds.
@@ -101,6 +103,7 @@ def read_context(checkpoint: Checkpoint, request: Request) -> Context:
         trainer=trainer,
         trainer_state=state,
         generation=_generation(request.generation, folder, side),
+        template=_first(side, "template", TEMPLATE, folders, _read_text),
         sources=side.sources,
         unreadable=tuple(side.unreadable),
         beside=_sizes(folder) if folder else {},
@@ -157,6 +160,23 @@ def _first(
 def _read_state(path: Path) -> Mapping[str, Any]:
     """transformers writes NaN and Infinity into it as Python spells them."""
     return read_json(path, max_bytes=MAX_STATE_BYTES, finite=False)
+
+
+def _read_text(path: Path) -> str:
+    handle, size = open_regular(path)
+    with handle:
+        if size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(
+                f"{path.name} has {size:,} bytes",
+                where=str(path),
+                expected=f"at most {MAX_TEMPLATE_BYTES:,}",
+            )
+        data = handle.read(MAX_TEMPLATE_BYTES)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        what = f"the text is not UTF-8: byte {e.start} is wrong"
+        raise ConfigError(what, where=str(path)) from None
 
 
 def _tokenizer(asked: str | Path | None, folder: Path | None, side: _Side) -> TokenizerInfo | None:

@@ -45,12 +45,14 @@ class Match:
     modules  how many linear modules it matches
     leaves   last parts of their names
     near     what it should have been, of the model's own names; () where it matched
+    fault    why it is no regular expression; "" where it is one, or is a name
     """
 
     pattern: str
     modules: int
     leaves: tuple[str, ...]
     near: tuple[str, ...] = ()
+    fault: str = ""
 
 
 def leaf_of(name: str) -> str:
@@ -83,6 +85,9 @@ def match_targets(spec: ModelSpec, targets: str | Sequence[str]) -> list[Match]:
         if targets.lower() in ("all-linear", "all"):
             inner = [n for n, r in modules.items() if r.layer is not None]
             return [Match(targets, len(inner), tuple(leaves(spec)))]
+        fault = _fault(targets)
+        if fault:
+            return [Match(targets, 0, (), (), fault)]
         found = _fullmatch(targets, modules)
         if found is None:
             return []
@@ -118,11 +123,20 @@ def _fullmatch(pattern: str, names: Iterable[str]) -> list[str] | None:
         return None
     if len(_OPEN.findall(pattern)) > MAX_OPEN:
         return None
-    try:
-        compiled = re.compile(pattern)
-    except re.error:
-        return []
+    compiled = re.compile(pattern)
     return [n for n in names if compiled.fullmatch(n)]
+
+
+def _fault(pattern: str) -> str:
+    """What is wrong with a regular expression; "" where it compiles, or is too long to try."""
+    if len(pattern) > MAX_PATTERN:
+        return ""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        place = getattr(error, "pos", None)
+        return str(getattr(error, "msg", error)) + (f" at character {place}" if place else "")
+    return ""
 
 
 def nearest(spec: ModelSpec, name: str) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.padding import added_weights, config_key, widths
 from gateup.checks.rule import rule
 from gateup.checks.target import declared_quant
+from gateup.checks.trainer_files import read_run
 from gateup.errors import GateupError, UnknownArchitectureError
 from gateup.model.families import GGUFTensor
 from gateup.model.quant.formats import FORMATS
-from gateup.model.quant.hf_formats import SCHEMES, converted, matrix_of
+from gateup.model.quant.hf_formats import SCHEMES, converted, declared, matrix_of
 from gateup.model.quant.llamacpp import CURRENT, OLDER
 from gateup.model.quant.mix import FILE_TYPES, file_type, gguf_types, kind_of
 from gateup.model.spec import ModelSpec, TensorSpec
@@ -288,6 +289,60 @@ def twice(context: Context) -> Iterable[Finding]:
         "What the first quantisation rounded off is gone; the second adds its own error.",
         "quantise the original weights",
     )
+
+
+@rule("quant.experts", "Routed experts are quantised too")
+def experts(context: Context) -> Iterable[Finding]:
+    """bitsandbytes replaces nn.Linear modules as a model loads. transformers 5 keeps routed experts
+    as stacked parameters, not modules: they stay in bf16, and they are most of a mixture's weights.
+    A model that was to fit in 4 bits does not.
+
+        Mixtral-8x7B, nf4    45.1 of 46.7 billion parameters are experts and stay: 90.2 GB
+
+    AWQ, GPTQ and FP8 checkpoints hold each expert quantised, as GGUFs do.
+    """
+    fmt, source = _on_the_fly(context)
+    if fmt is None:
+        return
+    stays = [r for r in context.spec.rows if r.experts and r.matmul]
+    if not stays:
+        return
+    held, total = sum(r.params for r in stays), context.spec.params
+    yield Finding(
+        "quant.experts",
+        "warning",
+        f"{fmt} leaves the routed experts as they are: {held:,} of {total:,} parameters"
+        f" ({100 * held / total:.0f}%), {2 * held / 1e9:,.1f} GB in bf16",
+        (
+            Evidence(
+                stays[0].name.replace("{e}", "*"),
+                "a stacked parameter in memory",
+                "an nn.Linear",
+                source,
+            ),
+        ),
+        "bitsandbytes converts modules; transformers 5 keeps experts as stacked parameters, which"
+        " it does not see. transformers 4 held them as modules; `gateup plan` counts nf4 and int8"
+        " of a mixture so.",
+        "take an AWQ, GPTQ or FP8 checkpoint, or a GGUF (q4_k_m): there experts are quantised",
+        {"expert_params": held, "params": total, "bytes": 2 * held},
+    )
+
+
+def _on_the_fly(context: Context) -> tuple[str | None, str]:
+    """(bitsandbytes' format that is applied at load, what says so)."""
+    fmt = (context.quant or "").lower()
+    if fmt.startswith(("nf4", "int8")):
+        return fmt, f"--quant {fmt}"
+    if context.trainer is not None:
+        run = read_run(context.trainer, context.source("trainer"))
+        method = run.values.get("quantization_method", "bnb")
+        if run.bits in (4, 8) and method in ("bnb", "bitsandbytes"):
+            return ("nf4" if run.bits == 4 else "int8"), run.source
+    said = declared(context.spec.config)
+    if said and said.startswith(("nf4", "int8")) and not context.has("headers"):
+        return said, f"{context.source('config')}, field quantization_config"
+    return None, ""
 
 
 def _quantised_as(context: Context) -> str | None:

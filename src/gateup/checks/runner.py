@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gateup.checks import (
+    adapter_layer_rules,
     adapter_rules,
     adapter_size_rules,
     config_rules,
     deep_rules,
     generation_rules,
+    gguf_rope_rules,
     layout_rules,
     quant_rules,
     rope_rules,
@@ -18,6 +20,7 @@ from gateup.checks import (
     split_rules,
     state_rules,
     stop_rules,
+    template_rules,
     tensor_rules,
     trainer_rules,
     trainer_size_rules,
@@ -32,11 +35,13 @@ from gateup.files.checkpoint import open_model
 
 # Modules whose rules run.
 MODULES = (
+    adapter_layer_rules,
     adapter_rules,
     adapter_size_rules,
     config_rules,
     deep_rules,
     generation_rules,
+    gguf_rope_rules,
     layout_rules,
     quant_rules,
     rope_rules,
@@ -44,6 +49,7 @@ MODULES = (
     split_rules,
     state_rules,
     stop_rules,
+    template_rules,
     tensor_rules,
     trainer_rules,
     trainer_size_rules,

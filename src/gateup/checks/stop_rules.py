@@ -166,9 +166,9 @@ def _against_tokenizer(context: Context, eos: list[int]) -> Iterable[Finding]:
             " runs on to the token limit.",
             f"write eos_token_id: [{listed}, {own}]",
         )
-    template = tokenizer.config.get("chat_template")
-    if not isinstance(template, str):
+    if context.chat_template is None:
         return
+    template, place = context.chat_template
     for end in TURN_ENDS:
         number = tokenizer.added.get(end)
         if end in template and number is not None and number not in eos and number != own:
@@ -179,7 +179,7 @@ def _against_tokenizer(context: Context, eos: list[int]) -> Iterable[Finding]:
                     "eos_token_id",
                     listed,
                     f"{listed}, {number} for a chat model",
-                    f"{source}, chat_template",
+                    place,
                 ),
                 "A chat model goes on into the next turn by itself. A base model that carries the"
                 " template of its chat sibling is right as it is.",
