@@ -2,6 +2,7 @@
 # make test   run the test suite
 # make lint   formatter, linter, type checker, import contract
 # make bench  this machine's kernels and models beside llama.cpp, OpenVINO, ONNX Runtime and torch
+# make sanitize   run the kernels' tests under the address and undefined-behaviour sanitizers
 # Each sets up .venv by itself; nothing outside this folder is touched.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # One worker a core: the suite is processor-bound.
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test bench sanitize lint format clean
 
 demo: $(VENV)/.torch
 	$(BIN)/gateup show smollm2
@@ -34,6 +35,21 @@ test: $(VENV)/.test
 bench: $(VENV)/.torch $(PEERS)/.peers
 	$(BIN)/gateup bench --shape 4096x14336 --tokens $(BENCH_TOKENS) --peers-python $(PEERS)/bin/python
 	$(BIN)/gateup bench smollm2 --tokens 1,64 --peers-python $(PEERS)/bin/python
+
+# A copy of the package with an extension built for it. Leaks are the interpreter's own at exit.
+SANITIZE := build/sanitize
+sanitize: $(VENV)/.test
+	$(PIP) nanobind
+	cmake -S . -B $(SANITIZE) -DCMAKE_BUILD_TYPE=Release -DGATEUP_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	cmake --build $(SANITIZE) -j $(JOBS)
+	rm -rf $(SANITIZE)/src && cp -r src $(SANITIZE)/src
+	cp $(SANITIZE)/_native*.so $(SANITIZE)/src/gateup/
+	ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  PYTHONPATH=$(SANITIZE)/src $(BIN)/python -m pytest $(KERNEL_TESTS)
+KERNEL_TESTS := tests/ops/test_native_matrix.py tests/ops/test_quant_kernels.py \
+                tests/ops/test_native.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -203,7 +203,7 @@ void tile_super_amx(const Chunk& chunk, const TileInput& in, int, float* acc) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  if constexpr (K == Kind::kSuperMin) {
+  if constexpr (K != Kind::kSuper16) {
     GATEUP_TILE_SPLIT(_tile_dpbsud, 0, 1, 4, 0);
     GATEUP_TILE_SPLIT(_tile_dpbsud, 0, 1, 5, 1);
     _tile_stored(0, dots[0], 64);

@@ -173,7 +173,7 @@ GATEUP_INLINE void add_super(const Chunk& chunk, const TileInput& in, int first,
   __m512 mins[R];
   for (int r = 0; r < R; ++r) mins[r] = _mm512_setzero_ps();
   const float* sums = in.sums + first;
-  for (int b = 0; K == Kind::kSuperMin && b < 8; ++b, sums += in.lead) {
+  for (int b = 0; has_min(K) && b < 8; ++b, sums += in.lead) {
     const __m512 m = _mm512_load_ps(chunk.min[b]);
     for (int r = 0; r < R; ++r) mins[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(sums[r]), mins[r]);
   }
@@ -182,12 +182,12 @@ GATEUP_INLINE void add_super(const Chunk& chunk, const TileInput& in, int first,
     const __m512 scale = _mm512_set1_ps(in.scale[first + r]);
     __m512 sum = _mm512_load_ps(acc + kPanel * r);
     sum = _mm512_fmadd_ps(total[r], _mm512_mul_ps(d, scale), sum);
-    if (K == Kind::kSuperMin) sum = _mm512_fmadd_ps(mins[r], _mm512_mul_ps(dmin, scale), sum);
+    if (has_min(K)) sum = _mm512_fmadd_ps(mins[r], _mm512_mul_ps(dmin, scale), sum);
     _mm512_store_ps(acc + kPanel * r, sum);
   }
 }
 
-// As super_row of quant_plain.hpp, R rows at once.
+// As super_row of quant_plain.hpp, R rows at once. Q4_K's four sub-blocks are exact in one sum.
 template <Kind K, int R>
 GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first, float* acc) {
   constexpr int subs = K == Kind::kSuper16 ? 2 : 1, groups = 8 / subs;
@@ -195,6 +195,8 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
   for (int n = 0; n < 8 * subs; n += 4) {
     __m512 part[2][R];
     for (int i = 0; i < 4; ++i) {
+      const int to = K == Kind::kSuper4 ? 0 : i / 2;
+      const bool begins = K == Kind::kSuper4 ? i == 0 : i % 2 == 0;
       const int b = (n + i) / subs, s = (n + i) % subs;
       __m512i dot[R];
       for (int r = 0; r < R; ++r) {
@@ -206,12 +208,12 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
       const __m512 w = _mm512_load_ps(chunk.scale[n + i]);
       for (int r = 0; r < R; ++r) {
         const __m512 value = _mm512_cvtepi32_ps(dot[r]);
-        part[i / 2][r] = i % 2 == 0 ? _mm512_mul_ps(value, w)
-                                    : _mm512_fmadd_ps(value, w, part[i / 2][r]);
+        part[to][r] = begins ? _mm512_mul_ps(value, w) : _mm512_fmadd_ps(value, w, part[to][r]);
       }
     }
     for (int r = 0; r < R; ++r) {
-      const __m512 sum = _mm512_add_ps(part[0][r], part[1][r]);
+      const __m512 sum =
+          K == Kind::kSuper4 ? part[0][r] : _mm512_add_ps(part[0][r], part[1][r]);
       total[r] = n == 0 ? sum : _mm512_add_ps(total[r], sum);
     }
   }

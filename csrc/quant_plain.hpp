@@ -64,7 +64,7 @@ void block_row(const Chunk& chunk, const TileInput& in, int r, int blocks, float
 
 // One row and one super-block. Whole numbers below 2^24 are exact in float32: a sub-block's
 // product with its scale, and the sum of two of them (Q5_K: 2·32·31·127·63 = 15.9 million; Q6_K
-// 2·16·32·127·128 = 16.6 million). Two such sums added are rounded once, as if four sub-blocks
+// 2·16·32·127·128 = 16.6 million; Q4_K: 4·32·15·127·63 = 15.4 million even for four). Two such sums added are rounded once, as if four sub-blocks
 // had been added as integers: kernels are free to do that. The minimums' sum is exact, too.
 template <Kind K>
 void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict acc) {
@@ -90,7 +90,7 @@ void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict
     }
   }
   for (int c = 0; c < kPanel; ++c) acc[c] = fmadd(total[c], chunk.d[c] * in.scale[r], acc[c]);
-  if (K != Kind::kSuperMin) return;
+  if (!has_min(K)) return;
   for (int b = 0; b < 8; ++b) {
     const float sum = in.sums[b * in.lead + r];
     for (int c = 0; c < kPanel; ++c) mins[c] = fmadd(chunk.min[b][c], sum, mins[c]);

@@ -22,11 +22,15 @@ struct alignas(64) Chunk {
 };
 
 // Formats whose products are computed alike.
-enum class Kind { kPlain, kMin, kSuperMin, kSuper16 };
+enum class Kind { kPlain, kMin, kSuper4, kSuper5, kSuper16 };
+
+constexpr bool has_min(Kind k) {
+  return k == Kind::kMin || k == Kind::kSuper4 || k == Kind::kSuper5;
+}
 
 constexpr Kind kind_of(const QuantFormat& f) {
   return f.sub_k == 16 ? Kind::kSuper16
-         : f.super()   ? Kind::kSuperMin
+         : f.super()   ? (f.bits == 4 ? Kind::kSuper4 : Kind::kSuper5)
          : f.has_min   ? Kind::kMin
                        : Kind::kPlain;
 }
