@@ -168,8 +168,10 @@ constexpr Steps steps_of() {
 #if defined(__AVX512F__)
   return {S::kWidth, sizeof(typename S::Weight),
           {tile<S, 1>, tile<S, 2>, tile<S, 3>, tile<S, 4>, tile<S, 5>, tile<S, 6>}};
-#else
+#elif defined(__AVX2__)
   return {S::kWidth, sizeof(typename S::Weight), {tile<S, 1>, tile<S, 2>}};
+#else
+  return {S::kWidth, sizeof(typename S::Weight), {tile<S, 1>}};
 #endif
 }
 
