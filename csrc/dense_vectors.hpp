@@ -16,12 +16,14 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kTokens = 6;  // 24 sums, 4 vectors of weights, 1 of x: 29 of 32 registers
+constexpr int kRun = 0;     // no runs: with 16 partial sums each is short enough
 
 using Vector = __m512;
 GATEUP_INLINE Vector zeros() { return _mm512_setzero_ps(); }
 GATEUP_INLINE Vector load(const float* p) { return _mm512_loadu_ps(p); }
 GATEUP_INLINE void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+GATEUP_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 GATEUP_INLINE Vector load(const Float16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -43,12 +45,16 @@ GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
 
 constexpr int kLanes = 8;
 constexpr int kTokens = 2;  // 8 sums, 4 vectors of weights, 1 of x: 13 of 16 registers
+// Steps whose products are summed before they join the total: with 8 partial sums alone the
+// float32 error is 1.4 times that of torch on AVX-512, with runs at most 1.05 times.
+constexpr int kRun = 4;
 
 using Vector = __m256;
 GATEUP_INLINE Vector zeros() { return _mm256_setzero_ps(); }
 GATEUP_INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
 GATEUP_INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+GATEUP_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 GATEUP_INLINE Vector load(const Float16* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -64,23 +70,51 @@ GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
 
 #else
 
-constexpr int kLanes = 4;
-constexpr int kTokens = 2;
+// As many partial sums as with AVX-512, which the compiler keeps in what registers there are.
+constexpr int kLanes = 16;
+constexpr int kTokens = 1;
+constexpr int kRun = 4;
 
-// The compiler's own vectors: SSE2, NEON, or scalars.
-typedef float Vector __attribute__((vector_size(16)));
-GATEUP_INLINE Vector zeros() { return Vector{0.0f, 0.0f, 0.0f, 0.0f}; }
+struct Vector {
+  float lane[kLanes];
+};
+GATEUP_INLINE Vector zeros() { return {}; }
 template <class T>
 GATEUP_INLINE Vector load(const T* p) {
-  return Vector{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+  Vector v;
+  for (int i = 0; i < kLanes; ++i) v.lane[i] = widen(p[i]);
+  return v;
 }
-GATEUP_INLINE void store(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
-GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return a * b + c; }
-GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
-  out[0] = (a[0] + a[2]) + (a[1] + a[3]);
-  out[1] = (b[0] + b[2]) + (b[1] + b[3]);
-  out[2] = (c[0] + c[2]) + (c[1] + c[3]);
-  out[3] = (d[0] + d[2]) + (d[1] + d[3]);
+GATEUP_INLINE void store(float* p, const Vector& v) { std::memcpy(p, &v, sizeof v); }
+GATEUP_INLINE Vector madd(const Vector& a, const Vector& b, Vector c) {
+#if defined(__ARM_FEATURE_FMA)
+  for (int i = 0; i < kLanes; ++i) c.lane[i] = __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]);
+#else
+  // A product of two floats is exact in double: with one rounding a step the float32 error is
+  // torch's, with two it was up to 1.14 times that.
+  for (int i = 0; i < kLanes; ++i) {
+    const double product = static_cast<double>(a.lane[i]) * b.lane[i];
+    c.lane[i] = static_cast<float>(product + c.lane[i]);
+  }
+#endif
+  return c;
+}
+GATEUP_INLINE Vector add(const Vector& a, Vector b) {
+  for (int i = 0; i < kLanes; ++i) b.lane[i] += a.lane[i];
+  return b;
+}
+GATEUP_INLINE float sum(Vector v) {
+  for (int n = kLanes / 2; n > 0; n /= 2) {
+    for (int i = 0; i < n; ++i) v.lane[i] += v.lane[i + n];
+  }
+  return v.lane[0];
+}
+GATEUP_INLINE void sums(const Vector& a, const Vector& b, const Vector& c, const Vector& d,
+                        float* out) {
+  out[0] = sum(a);
+  out[1] = sum(b);
+  out[2] = sum(c);
+  out[3] = sum(d);
 }
 
 #endif
