@@ -12,7 +12,7 @@ namespace GATEUP_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kTile = 8, kAccumulators = 24;  // of 32 registers
+constexpr int kTile = 6, kAccumulators = 24;  // of 32 registers
 #elif defined(__AVX2__)
 constexpr int kTile = 6, kAccumulators = 12;  // of 16
 #else

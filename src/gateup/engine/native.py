@@ -216,8 +216,18 @@ class NativeDecoder:
 
 # The types that kernels know, by the numbers GGUF files store (enum Type of csrc/matrix.hpp).
 TYPES = {
-    **{"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
-    **{"q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_nl": 20},
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "q4_k": 12,
+    "q5_k": 13,
+    "q6_k": 14,
+    "iq4_nl": 20,
 }
 _VECTORS = (
     *("q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm", "input_norm"),
