@@ -6,7 +6,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -14,11 +13,9 @@
 #include <vector>
 
 #include "act_and_mul.hpp"
+#include "bind_matrix.hpp"
+#include "isa.hpp"
 #include "parallel.hpp"
-
-#if defined(GATEUP_HAVE_AVX2) || defined(GATEUP_HAVE_AVX512)
-#include <cpuid.h>
-#endif
 
 namespace nb = nanobind;
 
@@ -26,62 +23,27 @@ namespace gateup {
 namespace {
 
 // Raised when this interface changes; gateup/ops/native.py refuses another number.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 // (address, row stride, step, dtype); a step of 2 is one half of interleaved gate and up.
 using ViewArgs = std::tuple<std::uintptr_t, std::int64_t, std::int64_t, std::int32_t>;
 
-#ifdef GATEUP_HAVE_AVX2
-bool has_f16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
-}
-#endif
-
-// What this processor can run, the widest first.
-std::vector<const Kernels*> supported() {
-  std::vector<const Kernels*> found;
-#ifdef GATEUP_HAVE_AVX512
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("fma")) {
-    found.push_back(&avx512::kernels());
-  }
-#endif
-#ifdef GATEUP_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
-    found.push_back(&avx2::kernels());
-  }
-#endif
-  found.push_back(&generic::kernels());
-  return found;
-}
-
-std::atomic<const Kernels*> g_kernels{nullptr};
-
+// The kernels of act ⊙ up for the instruction set in use; they need no more of AVX-512 than
+// its first processors had, and VNNI's always have that.
 const Kernels& kernels() {
-  const Kernels* chosen = g_kernels.load();
-  if (chosen == nullptr) {
-    chosen = supported().front();
-    g_kernels = chosen;
-  }
-  return *chosen;
+#ifdef GATEUP_HAVE_AVX512
+  if (current_isa() >= Isa::kAvx512Vnni) return avx512::kernels();
+#endif
+#ifdef GATEUP_HAVE_AVX2
+  if (current_isa() >= Isa::kAvx2) return avx2::kernels();
+#endif
+  return generic::kernels();
 }
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
-  for (const Kernels* k : supported()) names.emplace_back(k->name);
+  for (const Isa isa : usable_isas()) names.emplace_back(isa_name(isa));
   return names;
-}
-
-void use_isa(const std::string& name) {
-  for (const Kernels* k : supported()) {
-    if (name == k->name) {
-      g_kernels = k;
-      return;
-    }
-  }
-  throw std::invalid_argument("this processor or build has no instruction set " + name);
 }
 
 // ---- arguments: mistakes here are the caller's (ops/native.py), not the user's ---------------
@@ -180,9 +142,10 @@ NB_MODULE(_native, m) {
   m.def("forward", &forward, "h = act(gate) * up");
   m.def("backward", &backward, "d_gate, d_up and, unless its address is 0, h");
   m.def("exp", &exp_of, "e^x for float32 x <= 0");
-  m.def("isa", [] { return std::string(kernels().name); }, "The instruction set in use");
+  m.def("isa", [] { return std::string(isa_name(current_isa())); }, "The instruction set in use");
   m.def("isas", &isas, "The instruction sets this processor and build have, the widest first");
   m.def("use_isa", &use_isa, "Use one of isas()");
   m.def("use_openmp", &use_openmp, "Run on the team behind this GOMP_parallel; 0: plain threads");
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
+  bind_matrix(m);
 }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 # The number csrc/module.cpp gives its interface.
-INTERFACE = 1
+INTERFACE = 2
 # As enum Act and enum DType in csrc/act_and_mul.hpp.
 ACTS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "identity", "gpt_oss")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -52,7 +52,7 @@ class Status:
 
 
 @functools.cache
-def _load() -> tuple[ModuleType | None, str]:
+def load() -> tuple[ModuleType | None, str]:
     """The extension module, or None and why it cannot be used."""
     try:
         module = importlib.import_module("gateup._native")
@@ -86,7 +86,7 @@ def _torch_openmp() -> int:
 
 def status() -> Status:
     """What is there, what is missing, and what is used instead."""
-    module, why = _load()
+    module, why = load()
     if module is None:
         return Status(False, f"{why}; {_INSTEAD}. Remedy: {_REMEDY}.")
     isa, team = str(module.isa()), str(module.team())
@@ -109,7 +109,7 @@ class NativeBackend:
                 return f"the C++ kernels know float32, bfloat16 and float16, not {tensor.dtype}"
         if act not in ACTS:
             return f"the C++ kernels have no {act!r}"
-        module, why = _load()
+        module, why = load()
         return None if module is not None else why
 
     def forward(self, gate: Tensor, up: Tensor, act: str, out: Tensor) -> None:
@@ -117,7 +117,7 @@ class NativeBackend:
         gate, up = _readable(gate, up)
         target = _writable(out)
         rows, cols = _extent(gate, up, target)
-        _module().forward(
+        extension().forward(
             ACTS.index(act),
             rows,
             cols,
@@ -149,7 +149,7 @@ class NativeBackend:
         views = [_view(t, rows) for t in given]
         if target is None:
             views.append(_NOTHING)
-        _module().backward(ACTS.index(act), rows, cols, *views, _threads(gate))
+        extension().backward(ACTS.index(act), rows, cols, *views, _threads(gate))
         _deliver(pair[0], d_gate)
         _deliver(pair[1], d_up)
         if target is not None and product is not None:
@@ -159,12 +159,12 @@ class NativeBackend:
 def exp(x: Tensor) -> Tensor:
     """e^x of contiguous float32 x <= 0, by the kernels: for measuring its error."""
     out = torch.empty_like(x)
-    _module().exp(x.data_ptr(), out.data_ptr(), x.numel())
+    extension().exp(x.data_ptr(), out.data_ptr(), x.numel())
     return out
 
 
-def _module() -> ModuleType:
-    module, why = _load()
+def extension() -> ModuleType:
+    module, why = load()
     if module is None:
         raise RuntimeError(why)
     return module

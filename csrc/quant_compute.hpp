@@ -1,0 +1,116 @@
+// From packed panels and quantised rows to float32, and from there to results: what linear and
+// gated MLP are made of.
+#pragma once
+
+#include "activations.hpp"
+#include "quant_plain.hpp"
+
+namespace gateup {
+namespace {
+
+constexpr int kMaxPanels = 4;  // unpacked side by side: 22 KiB of a first-level cache of 32 or 48
+constexpr i64 kBatch = 256;    // rows
+
+GATEUP_INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+constexpr int kFormatCount = sizeof kFormats / sizeof kFormats[0];
+
+// A format's kernels; `tile` by the rows of a tile: 1, 2, 4, 8, 16.
+struct FormatKernels {
+  UnpackChunk unpack;
+  TileProduct tile[5];
+};
+
+template <int F>
+constexpr FormatKernels kernels_of() {
+  constexpr Kind k = kind_of(kFormats[F]);
+  return {unpack_chunk<F>,
+          {tile_product<k, 1>, tile_product<k, 2>, tile_product<k, 4>, tile_product<k, 8>,
+           tile_product<k, 16>}};
+}
+
+// In the order of kFormats.
+constexpr FormatKernels kKernels[] = {kernels_of<0>(), kernels_of<1>(), kernels_of<2>(),
+                                      kernels_of<3>(), kernels_of<4>(), kernels_of<5>(),
+                                      kernels_of<6>(), kernels_of<7>(), kernels_of<8>()};
+static_assert(sizeof kKernels / sizeof kKernels[0] == kFormatCount, "one entry a format");
+
+GATEUP_INLINE int lead_index(int lead) { return lead == 16 ? 4 : lead == 8 ? 3 : lead / 2; }
+
+// acc [panel][row of tiles [tile, last)][16] = rows times panels [panel, panel + panels) of w.
+void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
+              Chunk* chunks, float* acc) {
+  const QuantFormat& f = *quant_format(w.type);
+  const FormatKernels& kernels = kKernels[&f - kFormats];
+  const TileProduct product = kernels.tile[lead_index(in.lead)];
+  const i64 size = (last - tile) * in.lead * kPanel, tile_size = in.lead * kPanel;
+  const i64 apart = panel_bytes(f, w.k);
+  std::memset(acc, 0, static_cast<std::size_t>(panels * size) * sizeof(float));
+  for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
+    const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
+    const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
+    for (int p = 0; p < panels; ++p) kernels.unpack(packed + p * apart, blocks, chunks[p]);
+    for (i64 t = tile; t < last; ++t) {
+      const TileInput rows = tile_input(in, f, t, block);
+      for (int p = 0; p < panels; ++p) {
+        product(chunks[p], rows, blocks, acc + p * size + (t - tile) * tile_size);
+      }
+    }
+  }
+}
+
+// ---- results --------------------------------------------------------------------------------
+
+template <class T>
+void narrow_all(const float* __restrict from, char* to, i64 index, int n) {
+  T* p = reinterpret_cast<T*>(to) + index;
+  for (int i = 0; i < n; ++i) narrow(from[i], p[i]);
+}
+
+using NarrowAll = void (*)(const float*, char*, i64, int);
+
+// In the order of enum DType.
+constexpr NarrowAll kNarrowAll[] = {narrow_all<float>, narrow_all<BFloat16>,
+                                    narrow_all<Float16>};
+
+void add_bias(float* acc, i64 rows, const float* bias, i64 column) {
+  if (bias == nullptr) return;
+  for (i64 row = 0; row < rows; ++row) {
+    for (int c = 0; c < kPanel; ++c) acc[row * kPanel + c] += bias[column + c];
+  }
+}
+
+// acc [rows][16] as columns [column, column + 16) of y, as far as it has them.
+void store_panel(const float* acc, i64 rows, i64 column, i64 n, const float* bias, const Rows& y) {
+  const int columns = static_cast<int>(smaller(kPanel, n - column));
+  const NarrowAll narrow_row = kNarrowAll[y.dtype];
+  for (i64 row = 0; row < rows; ++row) {
+    float sum[kPanel];
+    for (int c = 0; c < kPanel; ++c) sum[c] = acc[row * kPanel + c];
+    for (int c = 0; bias != nullptr && c < columns; ++c) sum[c] += bias[column + c];
+    narrow_row(sum, y.data, row * y.stride + column, columns);
+  }
+}
+
+// h [row][apart] = act(gate) ⊙ up for 16 columns.
+using ActBlock = void (*)(const float* gate, const float* up, i64 rows, float* h, i64 apart);
+
+template <class A>
+void act_block(const float* __restrict gate, const float* __restrict up, i64 rows,
+               float* __restrict h, i64 apart) {
+  for (i64 row = 0; row < rows; ++row) {
+    for (int c = 0; c < kPanel; ++c) {
+      const i64 i = row * kPanel + c;
+      h[row * apart + c] = A::value(gate[i]) * A::factor(up[i]);
+    }
+  }
+}
+
+// In the order of enum Act.
+constexpr ActBlock kActBlocks[kActs] = {
+    act_block<Silu>,  act_block<Gelu>,    act_block<GeluTanh>, act_block<Relu>,
+    act_block<Relu2>, act_block<Sigmoid>, act_block<Identity>, act_block<GptOss>,
+};
+
+}  // namespace
+}  // namespace gateup

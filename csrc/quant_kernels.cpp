@@ -1,0 +1,253 @@
+// Quantised linear and gated MLP for the instruction set GATEUP_ISA is compiled for.
+//
+// Rows are taken in batches of at most kBatch, which bounds the memory of a call. Within a batch
+// a piece of work is a few panels (16 columns) of the result for all rows: chunk by chunk along k
+// the weights are unpacked into the first-level cache and multiplied with every tile of rows.
+#include "families.hpp"
+#include "parallel.hpp"
+#include "quant_compute.hpp"
+#include "scratch.hpp"
+
+namespace gateup {
+namespace GATEUP_ISA {
+namespace {
+
+enum Slot { kInput32, kInput256, kHidden, kWorkers };
+
+constexpr i64 kMaxProducts = 32;
+
+// Activations below this number are quantised by the calling thread alone: 16 KiB of float32
+// take about a microsecond, which is what waking the others costs.
+constexpr i64 kSerial = 1 << 14;
+
+// ---- the batch's activations ----------------------------------------------------------------
+
+struct Quantising {
+  const Input& in;
+  const Rows& x;
+  i64 k;
+};
+
+void quantise_tiles(void* context, i64 begin, i64 end) {
+  const Quantising& q = *static_cast<const Quantising*>(context);
+  for (i64 tile = begin; tile < end; ++tile) quantise_tile(q.in, q.x, q.k, tile);
+}
+
+Input quantise(Slot slot, bool super, const Rows& x, i64 rows, i64 k, unsigned wants,
+               int threads) {
+  const Input in = make_input(scratch(slot, input_bytes(super, rows, k)), super, rows, k, wants);
+  Quantising q{in, x, k};
+  parallel_for(in.tiles, rows * k < kSerial ? 1 : threads, quantise_tiles, &q);
+  return in;
+}
+
+Rows from_row(const Rows& rows, i64 row) {
+  return {rows.data + row * rows.stride * (rows.dtype == kFloat32 ? 4 : 2), rows.stride,
+          rows.dtype};
+}
+
+// x in the forms that the matrices need: by 32, by 256, or both.
+struct Inputs {
+  Input by32, by256;
+  const Input& of(const Matrix& w) const { return quant_format(w.type)->super() ? by256 : by32; }
+};
+
+Inputs quantise_for(const Matrix* const* w, int count, const Rows& x, i64 rows, int threads) {
+  unsigned wants[2] = {0, 0};
+  bool used[2] = {false, false};
+  for (int i = 0; i < count; ++i) {
+    const QuantFormat& f = *quant_format(w[i]->type);
+    wants[f.super()] |= wants_of(f);
+    used[f.super()] = true;
+  }
+  Inputs in{};
+  const i64 k = w[0]->k;
+  if (used[0]) in.by32 = quantise(kInput32, false, x, rows, k, wants[0], threads);
+  if (used[1]) in.by256 = quantise(kInput256, true, x, rows, k, wants[1], threads);
+  return in;
+}
+
+// ---- linear -----------------------------------------------------------------------------------
+
+struct LinearJob {
+  const Product* products;
+  int count;
+  const Inputs* in;
+  i64 row;                     // of the batch's first
+  i64 first[kMaxProducts + 1];  // pieces of work before each product
+  i64 tiles_apart;             // tiles in a piece
+  int panels_apart;            // panels in a piece
+  Pieces workers;
+};
+
+void linear_piece(const LinearJob& job, const Product& p, i64 piece, float* acc, Chunk* chunks) {
+  const Input& in = job.in->of(p.w);
+  const i64 tile_pieces = (in.tiles + job.tiles_apart - 1) / job.tiles_apart;
+  const i64 panel = piece / tile_pieces * job.panels_apart;
+  const i64 tile = piece % tile_pieces * job.tiles_apart;
+  const i64 last_tile = smaller(tile + job.tiles_apart, in.tiles);
+  const int panels = static_cast<int>(smaller(job.panels_apart, panels_of(p.w.n) - panel));
+  multiply(p.w, panel, panels, in, tile, last_tile, chunks, acc);
+  const i64 row = tile * in.lead, rows = smaller(last_tile * in.lead, in.rows) - row;
+  const i64 apart = (last_tile - tile) * in.lead * kPanel;
+  for (int i = 0; i < panels; ++i) {
+    store_panel(acc + i * apart, rows, (panel + i) * kPanel, p.w.n, p.bias,
+                from_row(p.y, job.row + row));
+  }
+}
+
+void linear_part(void* context, i64 begin, i64 end) {
+  LinearJob& job = *static_cast<LinearJob*>(context);
+  u8* piece = take(job.workers);
+  Chunk* chunks = reinterpret_cast<Chunk*>(piece);
+  float* acc = reinterpret_cast<float*>(piece + kMaxPanels * sizeof(Chunk));
+  int p = 0;
+  for (i64 i = begin; i < end; ++i) {
+    while (i >= job.first[p + 1]) ++p;
+    linear_piece(job, job.products[p], i - job.first[p], acc, chunks);
+  }
+  give_back(job.workers, piece);
+}
+
+// Pieces of work: several panels, so that a tile of activations is read once for all of them;
+// fewer where there would be too few pieces for the threads; rows apart where still too few.
+void share(LinearJob& job, i64 tiles, int threads) {
+  i64 panels = 0;
+  for (int i = 0; i < job.count; ++i) panels += panels_of(job.products[i].w.n);
+  const i64 wanted = 6 * static_cast<i64>(threads);
+  job.panels_apart = tiles > 1 ? kMaxPanels : 1;
+  while (job.panels_apart > 1 && panels / job.panels_apart < wanted) job.panels_apart /= 2;
+  job.tiles_apart = tiles;
+  if (threads > 1 && panels / job.panels_apart < wanted) {
+    const i64 parts = (wanted * job.panels_apart + panels - 1) / panels;
+    job.tiles_apart = (tiles + parts - 1) / parts;
+  }
+  const i64 tile_pieces = (tiles + job.tiles_apart - 1) / job.tiles_apart;
+  job.first[0] = 0;
+  for (int i = 0; i < job.count; ++i) {
+    const i64 n = panels_of(job.products[i].w.n);
+    job.first[i + 1] = job.first[i] + (n + job.panels_apart - 1) / job.panels_apart * tile_pieces;
+  }
+}
+
+void linear_batch(const Product* products, int count, const Rows& x, i64 row, i64 rows,
+                  int threads) {
+  const Matrix* w[kMaxProducts];
+  for (int i = 0; i < count; ++i) w[i] = &products[i].w;
+  const Inputs in = quantise_for(w, count, from_row(x, row), rows, threads);
+  LinearJob job{};
+  job.products = products;
+  job.count = count;
+  job.in = &in;
+  job.row = row;
+  const Input& any = in.of(*w[0]);
+  share(job, any.tiles, threads);
+  const i64 acc = job.panels_apart * job.tiles_apart * any.lead * kPanel * 4;
+  job.workers = pieces(kWorkers, kMaxPanels * sizeof(Chunk) + static_cast<std::size_t>(acc),
+                       threads);
+  parallel_for(job.first[count], threads, linear_part, &job);
+}
+
+void linear(const Product* products, int count, const Rows& x, i64 t, int threads) {
+  for (int first = 0; first < count; first += kMaxProducts) {
+    const int some = static_cast<int>(smaller(count - first, kMaxProducts));
+    for (i64 row = 0; row < t; row += kBatch) {
+      linear_batch(products + first, some, x, row, smaller(kBatch, t - row), threads);
+    }
+  }
+}
+
+// ---- gated MLP --------------------------------------------------------------------------------
+
+constexpr int kHiddenPanels = 2;  // panels of gate and of up at a time: a block of 32 of h
+
+struct HiddenJob {
+  const GatedMLP* mlp;
+  const Inputs* in;
+  const Input* h;
+  ActBlock act;
+  Pieces workers;
+};
+
+// Columns [32·block, 32·block + 32) of h for all rows, into h [row][apart].
+void hidden_block(const HiddenJob& job, i64 block, Chunk* chunks, float* acc, float* h, i64 apart) {
+  const GatedMLP& mlp = *job.mlp;
+  const Input& any = job.in->of(mlp.gate);
+  const i64 rows = any.tiles * any.lead, size = rows * kPanel, panel = block * kHiddenPanels;
+  float* gate = acc;
+  float* up = acc + kHiddenPanels * size;
+  multiply(mlp.gate, panel, kHiddenPanels, job.in->of(mlp.gate), 0, any.tiles, chunks, gate);
+  multiply(mlp.up, panel, kHiddenPanels, job.in->of(mlp.up), 0, any.tiles, chunks, up);
+  for (int p = 0; p < kHiddenPanels; ++p) {
+    const i64 column = (panel + p) * kPanel;
+    add_bias(gate + p * size, rows, mlp.gate_bias, column);
+    add_bias(up + p * size, rows, mlp.up_bias, column);
+    job.act(gate + p * size, up + p * size, rows, h + p * kPanel, apart);
+  }
+}
+
+// As many columns as share a scale of h, quantised at once.
+void hidden_part(void* context, i64 begin, i64 end) {
+  HiddenJob& job = *static_cast<HiddenJob*>(context);
+  u8* piece = take(job.workers);
+  Chunk* chunks = reinterpret_cast<Chunk*>(piece);
+  const Input& h = *job.h;
+  const int blocks = h.super ? 8 : 1;
+  const i64 apart = blocks * kBlockK, rows = h.tiles * h.lead;
+  float* acc = reinterpret_cast<float*>(piece + kMaxPanels * sizeof(Chunk));
+  float* values = acc + 2 * kHiddenPanels * rows * kPanel;
+  for (i64 i = begin; i < end; ++i) {
+    for (int b = 0; b < blocks; ++b) {
+      hidden_block(job, i * blocks + b, chunks, acc, values + b * kBlockK, apart);
+    }
+    for (i64 row = 0; row < h.rows; ++row) {
+      quantise_block(h, row / h.lead, static_cast<int>(row % h.lead), i * blocks,
+                     values + row * apart);
+    }
+  }
+  give_back(job.workers, piece);
+}
+
+void mlp_batch(const GatedMLP& mlp, const Rows& x, i64 rows, const Rows& y, int threads) {
+  const Matrix* w[] = {&mlp.gate, &mlp.up};
+  const Inputs in = quantise_for(w, 2, x, rows, threads);
+  const QuantFormat& f = *quant_format(mlp.down.type);
+  const i64 inner = mlp.down.k;
+  const Input h = make_input(scratch(kHidden, input_bytes(f.super(), rows, inner)), f.super(),
+                             rows, inner, wants_of(f));
+  for (i64 tile = 0; tile < h.tiles; ++tile) zero_padding(h, tile, inner);
+  const i64 floats = h.tiles * h.lead * (2 * kHiddenPanels * kPanel + f.block_k);
+  HiddenJob job{&mlp, &in, &h, kActBlocks[mlp.act],
+                pieces(kWorkers, kMaxPanels * sizeof(Chunk) + static_cast<std::size_t>(floats) * 4,
+                       threads)};
+  parallel_for(inner / f.block_k, threads, hidden_part, &job);
+
+  const Product down{mlp.down, mlp.down_bias, y};
+  const Inputs hidden{h, h};
+  LinearJob last{};
+  last.products = &down;
+  last.count = 1;
+  last.in = &hidden;
+  share(last, h.tiles, threads);
+  const i64 acc = last.panels_apart * last.tiles_apart * h.lead * kPanel * 4;
+  last.workers = pieces(kWorkers, kMaxPanels * sizeof(Chunk) + static_cast<std::size_t>(acc),
+                        threads);
+  parallel_for(last.first[1], threads, linear_part, &last);
+}
+
+void gated_mlp(const GatedMLP& mlp, const Rows& x, i64 t, const Rows& y, int threads) {
+  for (i64 row = 0; row < t; row += kBatch) {
+    mlp_batch(mlp, from_row(x, row), smaller(kBatch, t - row), from_row(y, row), threads);
+  }
+}
+
+}  // namespace
+
+const MatrixKernels& quant_kernels() {
+  static constexpr MatrixKernels k = {quant_packed_nbytes, quant_pack, linear, gated_mlp,
+                                      quant_unpack};
+  return k;
+}
+
+}  // namespace GATEUP_ISA
+}  // namespace gateup
