@@ -20,6 +20,8 @@ from typer.core import TyperCommand
 
 from gateup import __version__
 from gateup.account.options import PlanOptions
+from gateup.cli_lab import lab
+from gateup.cli_practice import practice_app
 from gateup.errors import GateupError, UsageError
 
 app = typer.Typer(
@@ -352,6 +354,10 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
         render_list(rules, make_console())
     else:
         render_rule(rules[0], make_console())
+
+
+app.command("lab")(_reported()(lab))
+app.add_typer(practice_app(_reported()), name="practice")
 
 
 def main() -> None:

@@ -111,6 +111,11 @@ def plan(
     options = replace(options or PlanOptions(), **changes)
     checkpoint = open_model(ref, base=base)
     refuse_stray_base(checkpoint, ref, base)
+    return plan_opened(checkpoint, options)
+
+
+def plan_opened(checkpoint: Checkpoint, options: PlanOptions) -> Plan:
+    """`plan` of a model that is open already. Raises GateupError."""
     adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
     lora, options = continuing(options, checkpoint.adapter, adapted)
     scenario, label, notes = _scenario(checkpoint, options)

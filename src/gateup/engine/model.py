@@ -15,7 +15,8 @@ from gateup.engine.cache import KVCache
 from gateup.engine.config import DecoderConfig, LayerConfig, MoEConfig, RopeConfig
 from gateup.engine.weights import LayerWeights, MLPWeights, MoEWeights, Weights
 from gateup.errors import UsageError
-from gateup.ops.packed import PackedWeight, dequantise, gated_mlp, linear, linears
+from gateup.ops.act_and_mul import act_and_mul_split
+from gateup.ops.packed import dequantise, gated_mlp, linear, linears
 
 # Elements of a score matrix [G, T, S] held at once where scores need a cap (67 MB).
 MAX_SCORES = 1 << 24
@@ -244,7 +245,7 @@ def _mlp(x: torch.Tensor, layer: LayerConfig, w: MLPWeights | MoEWeights) -> tor
     assert layer.moe is not None
     weights, chosen = route(x, w.router, layer.moe)
     out = torch.zeros_like(x)
-    for e in chosen.unique().tolist():
+    for e in sorted(set(chosen.flatten().tolist())):
         token, place = torch.where(chosen == e)
         y = _gated(x[token], layer, w.experts[e])
         out.index_add_(0, token, y * weights[token, place, None])
@@ -252,9 +253,10 @@ def _mlp(x: torch.Tensor, layer: LayerConfig, w: MLPWeights | MoEWeights) -> tor
 
 
 def _gated(x: torch.Tensor, layer: LayerConfig, w: MLPWeights) -> torch.Tensor:
-    biases: list[torch.Tensor | None] = [w.gate_bias, w.up_bias, w.down_bias]
-    matrices: list[PackedWeight] = [w.gate, w.up, w.down]
-    return gated_mlp(x, *matrices, layer.act, *biases)
+    if w.gate_bias is None and w.up_bias is None and w.down_bias is None:
+        return gated_mlp(x, w.gate, w.up, w.down, layer.act)
+    gate, up = linears(x, [w.gate, w.up], [w.gate_bias, w.up_bias])
+    return linear(act_and_mul_split(gate, up, layer.act), w.down, w.down_bias)
 
 
 def route(

@@ -333,3 +333,39 @@ def _has_rope(index: int, cfg: Config, family: Family) -> bool:
         return bool(cfg.integers("no_rope_layers", high=1)[index])
     interval: int = cfg.integer("no_rope_layer_interval", default=4)
     return (index + 1) % interval != 0
+
+
+# Contexts longer than this are asked for, not taken: a cache of 131,072 positions of an 8B model
+# is 17 GB.
+DEFAULT_CONTEXT = 8192
+_STRETCHED = ("linear", "dynamic", "yarn")
+
+
+def longest_context(checkpoint: Checkpoint) -> int | None:
+    """Positions that the model was made for, its rotary scaling included; None: it does not say.
+
+    Some files count the scaling in max_position_embeddings, some do not: the larger is allowed.
+    """
+    trained = checkpoint.spec.max_position_embeddings
+    if trained is None:
+        return None
+    cfg = _config(checkpoint)
+    settings = _settings(cfg, family_of(checkpoint.spec), local=False)
+    kind = settings.text("rope_type", "type", default="default")
+    factor = settings.number("factor", default=1.0) if kind in _STRETCHED else 1.0
+    return int(trained * max(1.0, factor))
+
+
+def default_context(checkpoint: Checkpoint) -> int:
+    """What is taken where nobody says: as made for, at most DEFAULT_CONTEXT; with longrope at most
+    the original context, for which its short factors are."""
+    trained = checkpoint.spec.max_position_embeddings or 2048
+    family = family_of(checkpoint.spec)
+    cfg = _config(checkpoint)
+    original = None
+    if family.original is not None:
+        arch = checkpoint.metadata.get("general.architecture")
+        key = f"{arch}.rope.scaling.original_context_length"
+        original = checkpoint.metadata.get(key) or cfg.raw("original_max_position_embeddings")
+    limits = [trained, DEFAULT_CONTEXT, *([original] if isinstance(original, int) else [])]
+    return max(1, min(limits))

@@ -6,11 +6,12 @@ Q = num_heads·D, K = num_kv_heads·D. Matrices are [out, in].
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from gateup.ops.packed import PackedWeight
+from gateup.ops.packed import PackedWeight, dequantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,36 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
     head: PackedWeight
+
+
+# Rows dequantised at a time in the search below: 64 MB of a width of 16,384.
+_ROWS = 1024
+
+
+def first_not_finite(weights: Weights) -> str | None:
+    """The name of the first matrix with a NaN or an infinity in it; None where there is none."""
+    for name, w in _matrices(weights):
+        for start in range(0, w.n, _ROWS):
+            rows = torch.arange(start, min(start + _ROWS, w.n))
+            if not bool(torch.isfinite(dequantise(w, rows)).all()):
+                return name
+    return None
+
+
+def _matrices(weights: Weights) -> Iterator[tuple[str, PackedWeight]]:
+    """Every matrix by its name, in the order of the forward pass."""
+    yield "model.embed_tokens", weights.embed
+    for i, layer in enumerate(weights.layers):
+        for part in ("q", "k", "v", "o"):
+            yield f"model.layers.{i}.self_attn.{part}_proj", getattr(layer, part)
+        mlp = layer.mlp
+        experts = [("", mlp)] if isinstance(mlp, MLPWeights) else _numbered(mlp)
+        for place, one in experts:
+            for part in ("gate", "up", "down"):
+                yield f"model.layers.{i}.mlp.{place}{part}_proj", getattr(one, part)
+    if weights.head is not weights.embed:
+        yield "lm_head", weights.head
+
+
+def _numbered(moe: MoEWeights) -> list[tuple[str, MLPWeights]]:
+    return [(f"experts.{e}.", one) for e, one in enumerate(moe.experts)]

@@ -63,15 +63,9 @@ class TensorFiles:
     def _map(self, path: Path) -> mmap.mmap:
         view = self._maps.get(path)
         if view is None:
-            handle, _ = open_regular(path)
+            handle, size = open_regular(path)
             with handle:
-                try:
-                    view = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-                except (OSError, ValueError) as e:
-                    raise InputError(
-                        f"{path.name} cannot be mapped: {e}", where=str(path)
-                    ) from None
-            self._maps[path] = view
+                view = self._maps[path] = _mapped(handle.fileno(), size, path)
         return view
 
     def close(self) -> None:
@@ -88,3 +82,17 @@ class TensorFiles:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _mapped(descriptor: int, size: int, path: Path) -> mmap.mmap:
+    """Private and writable, which torch asks for; read-only where the system refuses that, as
+    Linux does for a file larger than its memory (arrays are then copied on their way to torch)."""
+    if not size:
+        raise InputError(f"{path.name} is empty", where=str(path))
+    try:
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    except OSError:
+        try:
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise InputError(f"{path.name} cannot be mapped: {e}", where=str(path)) from None

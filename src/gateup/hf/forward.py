@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gateup.hf.experts import eager_loop
 from gateup.hf.table import Kind, Row
-from gateup.nn.projections import parameters_of
+from gateup.nn.projections import in_blocks, parameters_of
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.mlp_ops import autocasts
 from gateup.ops.modular import gated_mlp_fused_modules, gated_mlp_modules
@@ -48,6 +48,9 @@ class SplitForward(Forward):
         m: Any = self.module
         plain = parameters_of(m.gate_proj, m.up_proj, m.down_proj)
         if plain is None:
+            y = in_blocks(x, m.gate_proj, m.up_proj, m.down_proj, self.act, self.options)
+            if y is not None:
+                return y
             return gated_mlp_modules(
                 x, m.gate_proj, m.up_proj, m.down_proj, act=self.act, options=self.options
             )

@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from gateup.errors import UsageError
 from gateup.nn import names
+from gateup.nn.linear import QuantLinear
 from gateup.nn.merging import Fused, Merge, When, faster, fuse, refuse_if_held
-from gateup.nn.projections import parameters_of
+from gateup.nn.projections import in_blocks, parameters_of
 from gateup.ops.activations import activation
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.layouts import CONCAT
 from gateup.ops.modular import gated_mlp_modules
 from gateup.ops.options import MLPOptions
+from gateup.ops.packed import PackedWeight
 
 _DEFAULT = MLPOptions()
+_WIDE = MLPOptions(rounding="wide")
 
 
 class GatedMLP(nn.Module):
@@ -57,6 +60,9 @@ class GatedMLP(nn.Module):
         """x [..., H] -> [..., H]. What the projections are is asked at each call."""
         plain = parameters_of(self.gate_proj, self.up_proj, self.down_proj)
         if plain is None:
+            y = in_blocks(x, self.gate_proj, self.up_proj, self.down_proj, self.act, self.options)
+            if y is not None:
+                return y
             return gated_mlp_modules(
                 x,
                 self.gate_proj,
@@ -140,6 +146,32 @@ class GatedMLP(nn.Module):
         return {**self.__dict__, "_fused": None}
 
     # ---- names ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_packed(
+        cls,
+        gate: PackedWeight,
+        up: PackedWeight,
+        down: PackedWeight,
+        *,
+        act: str = "silu",
+        options: MLPOptions = _WIDE,
+        dtype: torch.dtype = torch.float32,
+    ) -> GatedMLP:
+        """The MLP over weights in blocks (`gateup.ops.packed`): gate, up [I, H]; down [H, I].
+
+        Its projections are QuantLinear. With "wide" rounding, without tiles and where no gradient
+        is to flow, one kernel computes all of it. Raises UsageError for shapes that do not fit.
+        """
+        if up.shape != gate.shape or down.shape != gate.shape[::-1]:
+            raise UsageError(
+                f"gate is {list(gate.shape)}, up {list(up.shape)}, down {list(down.shape)}",
+                expected="[I, H], [I, H] and [H, I]",
+            )
+        module = cls(gate.k, gate.n, act, options=options, device="meta")
+        for name, w in zip(names.PROJECTIONS, (gate, up, down), strict=True):
+            setattr(module, name, QuantLinear(w, dtype=dtype))
+        return module
 
     @classmethod
     def from_state_dict(

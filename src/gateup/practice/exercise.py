@@ -43,6 +43,10 @@ from gateup.errors import GateupError, UsageError
 FOLDER = Path(__file__).parent / "exercises"
 LANGUAGES = ("en", "zh")
 LEVELS = range(1, 6)
+STATUSES = (
+    *("passed", "wrong structure", "wrong shape", "wrong dtype", "nan", "wrong value"),
+    *("over budget", "error", "timeout", "memory", "crashed", "no answer", "not run"),
+)
 SECONDS = 5.0
 MEMORY_MB = {"numpy": 512, "torch": 1024}
 _NAME = re.compile(r"(\d\d)_([a-z0-9_]+)")
@@ -126,7 +130,7 @@ class Case:
 class Outcome:
     """What `recognise` sees of a failed case.
 
-    `status` is a `CaseResult`'s; `value` what was returned (arrays as numpy; None where nothing
+    `status` is one of STATUSES; `value` what was returned (arrays as numpy; None where nothing
     was), `error` the exception's class name and text.
     """
 
@@ -207,28 +211,27 @@ def mistake_of(mutant: Path) -> str:
 
 def exercises(folder: Path = FOLDER) -> tuple[Exercise, ...]:
     """All exercises, by number. ExerciseError where one breaks the format."""
-    return _exercises(folder)
+    return tuple(load(path) for path in _folders(folder))
 
 
-@cache
-def _exercises(folder: Path) -> tuple[Exercise, ...]:
+def _folders(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    return tuple(load(path) for path in found if (path / "exercise.yaml").is_file())
+    return [path for path in found if (path / "exercise.yaml").is_file()]
 
 
 def find(wanted: str, folder: Path = FOLDER) -> Exercise:
     """The exercise of this number ("3", "03") or name. UsageError where there is none."""
-    everything = exercises(folder)
     number = int(wanted) if wanted.isascii() and wanted.isdigit() else None
-    for exercise in everything:
-        if number == exercise.number or wanted in (exercise.name, exercise.folder.name):
-            return exercise
-    raise UsageError(
-        f"there is no exercise {wanted!r}",
-        expected=", ".join(f"{e.number} {e.name}" for e in everything),
-    )
+    known = []
+    for path in _folders(folder):
+        prefix, _, name = path.name.partition("_")
+        if number == int(prefix) or wanted in (name, path.name):
+            return load(path)
+        known.append(f"{int(prefix)} {name}")
+    raise UsageError(f"there is no exercise {wanted!r}", expected=", ".join(known))
 
 
+@cache
 def load(folder: Path) -> Exercise:
     """The exercise in this folder. ExerciseError names the file and what is wrong in it."""
     named = _NAME.fullmatch(folder.name)
@@ -237,7 +240,11 @@ def load(folder: Path) -> Exercise:
         raise ExerciseError("no exercise", where=str(folder), expected="NN_name/exercise.yaml")
     import yaml  # type: ignore[import-untyped]  # 30 ms that only exercises need
 
-    data = yaml.safe_load(described.read_text(encoding="utf-8"))
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times, where libyaml is there
+    try:
+        data = yaml.load(described.read_text(encoding="utf-8"), Loader=fast)
+    except yaml.YAMLError as error:
+        raise ExerciseError(f"no YAML: {error}", where=str(described)) from None
     keys = set(data) if isinstance(data, dict) else set()
     if not keys >= _REQUIRED or keys - _REQUIRED - _OPTIONAL:
         raise ExerciseError(

@@ -1,0 +1,351 @@
+"""Text from a model: `load` it, then `generate`, `stream`, or read its `logits`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gateup.account.machine import probe
+from gateup.engine.bar import LoadingBar
+from gateup.engine.cache import KVCache, nbytes
+from gateup.engine.chat import Message, Tool, pick_template, render
+from gateup.engine.decoder import CHUNK, Decoder, make_decoder, prefill
+from gateup.engine.loading import load as load_parts
+from gateup.engine.sampling import Sampler, Sampling, StopTexts
+from gateup.engine.spec_config import decoder_config, default_context, longest_context
+from gateup.engine.stats import Stats
+from gateup.engine.tokenizer import Tokenizer, load_tokenizer
+from gateup.engine.weights import first_not_finite
+from gateup.errors import InputError, UsageError
+from gateup.files.checkpoint import Checkpoint, open_model
+
+# Tokens of an answer where nobody says how many; fewer where the context ends before.
+DEFAULT_TOKENS = 1024
+
+Prompt = str | Sequence[Message]
+
+
+def load(model: str | Path, *, ctx: int | None = None, threads: int | None = None) -> Engine:
+    """The model, ready to run: `gateup.load("smollm2").generate("Once upon a time")`.
+
+    model    as for gateup.open: a folder, a GGUF, "smollm2", …
+    ctx      tokens that prompt and answer may have together (default: see default_context)
+    threads  of torch and of the kernels; default: torch's own choice
+
+    Raises GateupError: whatever is wrong with the files, the model's kind or the memory is said
+    before weights are read.
+    """
+    start = time.monotonic()
+    checkpoint = open_model(model)
+    if threads is not None:
+        if not 1 <= threads <= 1024:
+            raise UsageError(f"{threads} threads", expected="from 1 to 1,024")
+        torch.set_num_threads(threads)
+    context = _context(checkpoint, ctx)
+    _fits(checkpoint, context)
+    tokenizer = load_tokenizer(checkpoint)
+    with LoadingBar(f"loading {checkpoint.spec.name}") as bar:
+        parts = load_parts(checkpoint, context, bar)
+    decoder = make_decoder(parts.config, parts.weights)
+    return Engine(checkpoint, decoder, tokenizer, context, time.monotonic() - start)
+
+
+def _context(checkpoint: Checkpoint, ctx: int | None) -> int:
+    if ctx is None:
+        return default_context(checkpoint)
+    longest = longest_context(checkpoint)
+    if ctx < 1 or (longest is not None and ctx > longest):
+        raise UsageError(
+            f"a context of {ctx:,} tokens",
+            where="--ctx",
+            expected=f"from 1 to {longest:,}, which the model was made for"
+            if longest
+            else "1 or more",
+        )
+    return ctx
+
+
+def _fits(checkpoint: Checkpoint, context: int) -> None:
+    """Raise UsageError where weights and cache are more than the memory that is free."""
+    config = decoder_config(checkpoint, context)
+    weights = sum(h.nbytes for h in checkpoint.headers)
+    cache = nbytes(config, context, 1, torch.float16)
+    free = probe().available
+    if weights + cache > free:
+        raise UsageError(
+            f"{checkpoint.spec.name} does not fit: its weights take {weights:,} bytes and a "
+            f"context of {context:,} tokens {cache:,}, free are {free:,}",
+            expected="room for both",
+            remedy="a smaller --ctx, or the model in a smaller format (`gateup plan` lists what "
+            "would fit)",
+        )
+
+
+class Session:
+    """A cache that is kept between answers: what a new prompt has in common with it is reused."""
+
+    def __init__(self, decoder: Decoder, capacity: int) -> None:
+        self.decoder = decoder
+        self.cache = KVCache(decoder.config, capacity)
+        self.ids: list[int] = []  # tokens whose keys and values are in the cache
+
+    def prefill(self, ids: Sequence[int]) -> tuple[torch.Tensor, int]:
+        """Logits [V] behind the text `ids`, and how many of its tokens were there already."""
+        same = 0
+        for ours, theirs in zip(self.ids, ids, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        same = min(same, len(ids) - 1)  # the last one gives the logits
+        self.cache.truncate(0, same)
+        del self.ids[same:]
+        for start in range(same, len(ids), CHUNK):
+            part = ids[start : start + CHUNK]
+            logits = prefill(self.decoder, part, self.cache)
+            self.ids += part
+        return logits, same
+
+    def step(self, token: int) -> torch.Tensor:
+        """Logits [V] behind one more token."""
+        logits = self.decoder.forward(torch.tensor([[token]]), self.cache)[0]
+        self.ids.append(token)
+        return logits
+
+
+class Stream(Iterator[str]):
+    """An answer as it comes: iterate for its text, in whole characters and without stop texts.
+
+    reason  None while it runs; then "end" (the model's own), "stop" (a stop text) or "length"
+    ids     the answer's tokens so far
+    stats   seconds and tokens so far
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+    ) -> None:
+        self.reason: str | None = None
+        self.ids: list[int] = []
+        self.stats = Stats(prompt_tokens=len(prompt))
+        self._parts = self._run(engine, session, list(prompt), sampling, max_tokens)
+
+    def __next__(self) -> str:
+        return next(self._parts)
+
+    def _run(
+        self,
+        engine: Engine,
+        session: Session,
+        prompt: list[int],
+        sampling: Sampling,
+        max_tokens: int,
+    ) -> Iterator[str]:
+        sampler, stops = Sampler(sampling), StopTexts(sampling.stop)
+        text = engine.tokenizer.stream()
+        start = time.monotonic()
+        logits, self.stats.reused = session.prefill(prompt)
+        self.stats.prefill_s = time.monotonic() - start
+        start = time.monotonic()
+        while self.reason is None:
+            engine.check(logits)
+            token = sampler(logits, prompt + self.ids)
+            self.ids.append(token)
+            self.stats.new_tokens += 1
+            self.stats.decode_s = time.monotonic() - start
+            if token in engine.tokenizer.stop_ids:
+                self.reason = "end"
+                break
+            out, stopped = stops.push(text.push(token))
+            if stopped:
+                self.reason = "stop"
+            elif len(self.ids) == max_tokens:
+                self.reason = "length"
+            if out:
+                yield out
+            if self.reason is None:
+                logits = session.step(token)
+        if self.reason != "stop":
+            out, stopped = stops.push(text.finish())
+            self.reason = "stop" if stopped else self.reason
+            rest = out + stops.finish()
+            if rest:
+                yield rest
+
+
+class Engine:
+    """A loaded model.
+
+    checkpoint  what was opened
+    decoder     what computes; `decoder.name` says which
+    context     tokens that prompt and answer may have together
+    load_s      seconds that loading took
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        context: int,
+        load_s: float = 0.0,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.context = context
+        self.load_s = load_s
+
+    def tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """A text's tokens, or those of messages in the model's chat template.
+
+        variables  what the template reads beside messages and tools (enable_thinking, …)
+
+        Raises InputError (no template, or it refuses), UsageError (an empty prompt).
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            text = render(
+                pick_template(self.tokenizer.templates, tools),
+                prompt,
+                tools=tools,
+                special=self.tokenizer.special,
+                variables=variables,
+            )
+            ids = self.tokenizer.encode(text, special=False)
+        if not ids:
+            raise UsageError("the prompt has no tokens", expected="some text")
+        if max(ids) >= self.checkpoint.spec.vocab_size:
+            raise InputError(
+                f"the tokenizer gives token {max(ids):,}, the model embeds "
+                f"{self.checkpoint.spec.vocab_size:,}",
+                where=str(self.checkpoint.path),
+                remedy="use the tokenizer that belongs to the model",
+            )
+        return ids
+
+    def session(self) -> Session:
+        """A cache of the whole context, for a conversation."""
+        return Session(self.decoder, self.context)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        tools: Sequence[Tool] | None = None,
+        session: Session | None = None,
+        **options: Any,
+    ) -> Stream:
+        """The answer as it comes. `options` are Sampling's fields: temperature, top_k, …
+
+        prompt      a text to continue, or messages: [{"role": "user", "content": "…"}]
+        max_tokens  of the answer; default: 1,024, or what the context leaves
+        session     to reuse what it has in common with this prompt
+
+        Raises UsageError where prompt and answer exceed the context: before anything is computed.
+        """
+        chosen = sampled(sampling, options)
+        ids = self.tokens(prompt, tools=tools)
+        count = self.room(len(ids), max_tokens)
+        session = session or Session(self.decoder, len(ids) + count)
+        return Stream(self, session, ids, chosen, count)
+
+    def generate(self, prompt: Prompt, **options: Any) -> str:
+        """The whole answer; options as for `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Answers to several prompts, decoded together: each step reads the weights once for all.
+
+        Raises as `stream`.
+        """
+        from gateup.engine.batch import decode_batch
+
+        chosen = sampled(sampling, options)
+        ids = [self.tokens(p) for p in prompts]
+        counts = [self.room(len(x), max_tokens) for x in ids]
+        return decode_batch(self, ids, counts, chosen) if ids else []
+
+    def room(self, prompt: int, max_tokens: int | None) -> int:
+        """Tokens that an answer may have. Raises UsageError where there is no room for them."""
+        left = self.context - prompt
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}", expected="1 or more")
+        if left < (max_tokens or 1):
+            wanted = f" and {max_tokens:,} for the answer" if max_tokens else ""
+            longest = longest_context(self.checkpoint)
+            more = longest is None or longest > self.context
+            raise UsageError(
+                f"the prompt has {prompt:,} tokens{wanted}; the context is {self.context:,}",
+                expected="room for the prompt and at least one token",
+                remedy=(f"--ctx {prompt + (max_tokens or DEFAULT_TOKENS)}" if more else "")
+                + (" or " if more else "")
+                + "a shorter prompt",
+            )
+        return min(left, max_tokens or DEFAULT_TOKENS)
+
+    def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Float32 logits behind each token of a text, [T, V].
+
+        Raises UsageError where the text is empty, longer than the context, or has tokens outside
+        the vocabulary.
+        """
+        row = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
+        if not 1 <= row.numel() <= self.context:
+            raise UsageError(
+                f"{row.numel():,} tokens", expected=f"from 1 to the context, {self.context:,}"
+            )
+        cache = KVCache(self.decoder.config, row.numel())
+        out = [self.decoder.forward(part[None], cache, every=True)[0] for part in row.split(CHUNK)]
+        return torch.cat(out)
+
+    def check(self, logits: torch.Tensor) -> None:
+        """Raise InputError where logits are not finite, naming the weights at fault if any are."""
+        if bool(torch.isfinite(logits).all()):
+            return
+        name = first_not_finite(self.decoder.weights)
+        what = f"{name} has values" if name else "the model computes values"
+        raise InputError(
+            f"{what} that are not finite (NaN or infinity)",
+            where=str(self.checkpoint.path),
+            remedy="the file is damaged, or was saved from a run that had diverged: fetch it again",
+        )
+
+
+def sampled(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
+    """`sampling` with `options` in place of its fields. Raises UsageError for unknown ones."""
+    base = sampling or Sampling()
+    known = set(Sampling.__dataclass_fields__)
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}", expected=", ".join(sorted(known)))
+    values = dict(options)
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    elif "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    return replace(base, **values)

@@ -1,0 +1,3 @@
+def tiled(x, w_gate, w_up, w_down, tile):
+    """SwiGLU of x [T, H], at most `tile` rows at a time."""
+    ...

@@ -1,0 +1,9 @@
+import numpy as np
+
+
+def backward(dy, x, w_gate, w_up, w_down):
+    g, u = x @ w_gate.T, x @ w_up.T
+    act = g * 0.5 * (1 + np.tanh(g / 2))
+    dp = dy @ w_down
+    du, dg = dp * act, dp * u
+    return dg @ w_gate + du @ w_up, dg.T @ x, du.T @ x, dy.T @ (act * u)

@@ -1,0 +1,3 @@
+def backward(dy, x, w_gate, w_up, w_down):
+    """(dx [T, H], dw_gate [I, H], dw_up [I, H], dw_down [H, I])"""
+    ...

@@ -1,0 +1,3 @@
+def swiglu(x, w_gate, w_up, w_down):
+    """SwiGLU of x [T, H] that keeps H + 2·I numbers per token for its backward pass."""
+    ...

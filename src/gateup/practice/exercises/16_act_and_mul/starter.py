@@ -1,0 +1,3 @@
+def act_and_mul(memory, tokens, width, block):
+    """out = silu(gate) ⊙ up, at most `block` numbers at a time; each number is touched once."""
+    ...

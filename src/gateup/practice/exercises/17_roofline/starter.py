@@ -1,0 +1,3 @@
+def roofline(T, H, I, itemsize, peak, bandwidth):
+    """float64 [4]: FLOPs, bytes, seconds, tokens from which the arithmetic decides."""
+    ...

@@ -1,0 +1,88 @@
+"""Held-out splits: the result, the number of all-reduces, and each rank's own part."""
+
+import numpy as np
+
+from gateup.model.layout import GateUpLayout, shard
+from gateup.practice.exercise import Case, Expected, Outcome
+from gateup.practice.oracles import (
+    product,
+    silu,
+    swiglu,
+    swiglu_magnitude,
+    swiglu_terms,
+    weights,
+    wide,
+)
+
+
+def _parts(x, w_gate, w_up, w_down, tp):
+    """[tp, T, H], by the ranks' shards as gateup's layout algebra cuts them."""
+    out = []
+    for rank in range(tp):
+        own = shard({"gate": w_gate, "up": w_up}, GateUpLayout(), tp, rank)
+        n = w_gate.shape[0] // tp
+        down = w_down[:, n * rank : n * (rank + 1)]
+        out.append(swiglu(x, own["gate"], own["up"], down))
+    return np.stack(out)
+
+
+def _case(name, rng, T, H, I, tp, dtype):
+    x = rng.normal(size=(T, H)).astype(dtype)
+    w = weights(rng, H, I, dtype)
+    magnitude = swiglu_magnitude(x, *w)
+    terms = swiglu_terms(w[0]) + tp
+    y = np.broadcast_to(swiglu(x, *w), (tp, T, H))
+    return Case(
+        name,
+        (x, *w, tp),
+        (
+            Expected(y, terms=terms, magnitude=np.broadcast_to(magnitude, y.shape)),
+            Expected(1, self_reported=True),
+            Expected(
+                _parts(x, *w, tp),
+                terms=terms,
+                magnitude=np.broadcast_to(magnitude, y.shape),
+                self_reported=True,
+            ),
+        ),
+    )
+
+
+def cases(seed):
+    rng = np.random.default_rng(seed)
+    T, H, n = (int(v) for v in rng.integers((2, 4, 3), (6, 9, 7)))
+    return [
+        _case("two ranks", rng, T, H, 2 * n, 2, np.float32),
+        _case("three ranks, float64", rng, T, H, 3 * n, 3, np.float64),
+        _case("a neuron each", rng, T, H, 4, 4, np.float32),
+        _case("one rank", rng, T, H, n, 1, np.float32),
+    ]
+
+
+def recognise(case: Case, outcome: Outcome):
+    if not isinstance(outcome.value, (tuple, list)):
+        return None
+    _, calls, given = outcome.value
+    if calls != 1:
+        return "reduced_before_down" if calls else "no_all_reduce"
+    x, w_gate, w_up, w_down, tp = case.args
+    whole = case.expected[0].value
+    if np.shape(given) != whole.shape:
+        return None
+    if np.allclose(given, whole, rtol=1e-3, atol=1e-4):
+        return "not_split"
+    n = len(w_gate) // tp
+    hidden = silu(product(x, w_gate)) * product(x, w_up)
+    first = np.zeros_like(hidden)
+    first[:, :n] = hidden[:, :n]
+    cut = w_down.shape[0] // tp
+    by_rows = product(first, w_down)[:, :cut]
+    if (
+        np.allclose(given[0][:, :cut], by_rows, rtol=1e-3, atol=1e-4)
+        and not given[0][:, cut:].any()
+    ):
+        return "down_by_rows"
+    strided = swiglu(x, w_gate[:n], wide(w_up)[::tp], w_down[:, :n])
+    shifted = swiglu(x, w_gate[:n], wide(w_up)[n : 2 * n], w_down[:, :n])
+    another = [v for v in (strided, shifted) if np.allclose(given[0], v, rtol=1e-3, atol=1e-4)]
+    return "up_of_another" if another else None

@@ -1,0 +1,16 @@
+import numpy as np
+
+
+def silu(a):
+    return a * (0.5 * (1 + np.tanh(a / 2)))
+
+
+def tp_swiglu(x, w_gate, w_up, w_down, tp, all_reduce):
+    """[tp, T, H]: what each of tp ranks holds after one all-reduce."""
+    n = w_gate.shape[0] // tp  # neurons of a rank
+    parts = []
+    for rank in range(tp):
+        own = slice(rank * n, (rank + 1) * n)
+        hidden = silu(x @ w_gate[own].T) * (x @ w_up[own].T)  # [T, I/tp]
+        parts.append(hidden @ w_down[:, own].T)  # [T, H], a part of the sum
+    return np.stack(all_reduce(parts))

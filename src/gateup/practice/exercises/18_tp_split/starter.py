@@ -1,0 +1,3 @@
+def tp_swiglu(x, w_gate, w_up, w_down, tp, all_reduce):
+    """[tp, T, H]: what each of tp ranks holds after one all-reduce."""
+    ...

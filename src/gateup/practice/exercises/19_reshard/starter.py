@@ -1,0 +1,3 @@
+def reshard(gate_up, down, tp):
+    """(gate_up [tp, 2I/tp, H], down [tp, H, I/tp]) from any other number of ranks."""
+    ...

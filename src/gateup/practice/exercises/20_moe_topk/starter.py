@@ -1,0 +1,3 @@
+def route(logits, k, renormalise):
+    """(indices [T, k], weights [T, k]) of the k best experts of each token, best first."""
+    ...

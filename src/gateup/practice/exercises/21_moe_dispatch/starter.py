@@ -1,0 +1,3 @@
+def moe(x, indices, weights, num_experts, expert):
+    """(y [T, H], counts [E], order [T·k]); each expert that has tokens runs once."""
+    ...

@@ -1,0 +1,5 @@
+def lora(x, w, a, b, alpha, rslora):
+    r = a.shape[0]
+    scale = alpha / r**0.5 if rslora else alpha / r
+    merged = w + scale * (b @ a)
+    return x @ merged.T + scale * ((x @ a.T) @ b.T), merged

@@ -1,0 +1,3 @@
+def lora(x, w, a, b, alpha, rslora):
+    """(y [T, out], w_merged [out, in])"""
+    ...

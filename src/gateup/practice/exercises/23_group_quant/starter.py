@@ -1,0 +1,3 @@
+def quantise(x, bits):
+    """(d float16 [blocks], q int8 [blocks, 32] or uint8 [blocks, 16], back float32)"""
+    ...

@@ -1,0 +1,3 @@
+def ablation(h, w_gate, w_up, w_down, unembed, k):
+    """(change [I], order [k], logits [V])"""
+    ...

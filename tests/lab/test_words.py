@@ -1,0 +1,51 @@
+"""Both languages say everything."""
+
+from __future__ import annotations
+
+import pkgutil
+import string
+from importlib import import_module
+
+import pytest
+
+from gateup.lab import words
+from gateup.lab.registry import PAGES
+from gateup.lab.words import preferred, texts
+
+TABLES = [m.name for m in pkgutil.iter_modules(words.__path__)]
+
+
+def _holes(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_both_languages_have_the_same_texts_with_the_same_numbers(name: str) -> None:
+    module = import_module(f"gateup.lab.words.{name}")
+    assert module.EN.keys() == module.ZH.keys()
+    for key, text in module.EN.items():
+        assert text.strip(), key
+        assert module.ZH[key].strip(), key
+        assert _holes(text) == _holes(module.ZH[key]), key
+
+
+def test_every_page_has_a_title_and_says_what_it_is_about() -> None:
+    for page in PAGES:
+        for language in ("en", "zh"):
+            table = texts(page.name, language)
+            assert table["title"]
+            assert table["about"]
+
+
+@pytest.mark.parametrize(
+    ("header", "language"),
+    [
+        ("", "en"),
+        ("zh-CN,zh;q=0.9,en;q=0.8", "zh"),
+        ("en-US,en;q=0.9,zh;q=0.8", "en"),
+        ("de-DE,zh-TW;q=0.5", "zh"),
+        ("fr", "en"),
+    ],
+)
+def test_the_browsers_language(header: str, language: str) -> None:
+    assert preferred(header) == language
