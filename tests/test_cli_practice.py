@@ -51,10 +51,12 @@ def test_from_start_to_passed(tmp_path: Path) -> None:
     assert "提示 2/3" in both
 
     mine.write_text(_run("solution", "1").stdout)
+    assert "it does not count" in _run("test", "1", "--seed", "7").stdout
+    assert "passed, hints" not in _run("list").stdout
     assert "passed: all 5 cases" in _run("test", "1").stdout
     assert "passed, hints seen: 2, solution seen" in _run("list").stdout
     records = json.loads(_run("progress", "--json").stdout)
-    assert records["silu"]["attempts"] == 3
+    assert records["silu"]["attempts"] == 2
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 # Public functions and where they live; imported on first use, so that `import gateup` is cheap.
 _LAZY = {
     "check": ("gateup.checks.runner", "check"),
+    "load": ("gateup.engine.generate", "load"),
     "load_gguf": ("gateup.hf.load", "load_gguf"),
     "open": ("gateup.files.checkpoint", "open_model"),
     "patch": ("gateup.hf.patch", "patch"),

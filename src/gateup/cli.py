@@ -22,6 +22,7 @@ from gateup import __version__
 from gateup.account.options import PlanOptions
 from gateup.cli_lab import lab
 from gateup.cli_practice import practice_app
+from gateup.cli_run import TOKENS, run
 from gateup.errors import GateupError, UsageError
 
 app = typer.Typer(
@@ -45,17 +46,6 @@ Models = Annotated[
     ),
 ]
 
-
-def _tokens(text: str | int) -> int:
-    """A count of tokens; k means times 1024: 32k is 32768."""
-    words = str(text).strip().lower().replace(",", "").replace("_", "")
-    number = words.removesuffix("k")
-    if not (number.isascii() and number.removeprefix("-").isdigit()):
-        raise typer.BadParameter(f"{text!r} is no count of tokens: 32768, or 32k for the same")
-    return int(number) * (1 << 10 if number != words else 1)
-
-
-_TOKENS: dict[str, Any] = {"parser": _tokens, "metavar": "TOKENS"}
 
 Base = Annotated[str | None, typer.Option("--base", help="The model an adapter folder belongs to.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
@@ -193,7 +183,7 @@ def _plan_command() -> Any:
                         *f.metadata["flags"],
                         help=f.metadata["help"],
                         rich_help_panel=f.metadata["panel"],
-                        **(_TOKENS if f.name == "ctx" else {}),
+                        **(TOKENS if f.name == "ctx" else {}),
                     ),
                 ],
                 f.default,
@@ -238,7 +228,7 @@ app.command("plan", cls=_Once)(_plan_command())
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for plan.")],
     batch: Annotated[int, typer.Option("--batch", help="Sequences (B).")] = 1,
-    seq: Annotated[int, typer.Option("--seq", help="Tokens per sequence (T).", **_TOKENS)] = 2048,
+    seq: Annotated[int, typer.Option("--seq", help="Tokens per sequence (T).", **TOKENS)] = 2048,
     layer: Annotated[
         int | None, typer.Option("--layer", help="The layer to follow (default: the first of all).")
     ] = None,
@@ -356,6 +346,7 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
         render_rule(rules[0], make_console())
 
 
+app.command("run")(_reported()(run))
 app.command("lab")(_reported()(lab))
 app.add_typer(practice_app(_reported()), name="practice")
 

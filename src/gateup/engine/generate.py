@@ -320,8 +320,8 @@ class Engine:
                 f"{row.numel():,} tokens", expected=f"from 1 to the context, {self.context:,}"
             )
         cache = KVCache(self.decoder.config, row.numel())
-        out = [self.decoder.forward(part[None], cache, every=True)[0] for part in row.split(CHUNK)]
-        return torch.cat(out)
+        parts = [row[at : at + CHUNK] for at in range(0, row.numel(), CHUNK)]
+        return torch.cat([self.decoder.forward(p[None], cache, every=True)[0] for p in parts])
 
     def check(self, logits: torch.Tensor) -> None:
         """Raise InputError where logits are not finite, naming the weights at fault if any are."""

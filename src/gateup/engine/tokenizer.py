@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_TOKENIZER_BYTES = 256 << 20  # Gemma 3's tokenizer.json has 33 MB
+MAX_SETTINGS_BYTES = 32 << 20  # Gemma 3's tokenizer_config.json has 1.2 MB
 MAX_TEMPLATE_BYTES = 1 << 20
-# More tokens than the window never form one character: 4 bytes of UTF-8, a token for each.
 _REPLACEMENT = "\ufffd"
 
 # Tokens that end an answer or a turn whatever the files say: many GGUFs name one of two only.
@@ -174,7 +174,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cl
 
 
 def _optional(path: Path) -> Mapping[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    return read_json(path, max_bytes=MAX_SETTINGS_BYTES) if path.is_file() else {}
 
 
 def _text_of(token: Any) -> str | None:

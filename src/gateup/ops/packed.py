@@ -22,7 +22,8 @@ from gateup.ops.act_and_mul import act_and_mul_split
 from gateup.ops.activations import activation
 from gateup.ops.arguments import DTYPES, floating
 from gateup.ops.mlp_ops import autocast_dtype
-from gateup.ops.packed_weight import PackedWeight, nbytes, pack, status
+from gateup.ops.packed_weight import PackedWeight
+from gateup.ops.packing import nbytes, pack, status
 from gateup.ops.tracing import differentiable, traced
 
 __all__ = [
@@ -121,6 +122,11 @@ def _check(x: Tensor, w: PackedWeight, bias: Tensor | None, name: str) -> None:
     floating("x", x)
     if x.dim() == 0 or x.shape[-1] != w.k:
         raise UsageError(f"x has shape {tuple(x.shape)}", expected=f"[..., {w.k}], as {name} takes")
+    if w.native and w.data.device.type != "cpu":
+        raise UsageError(
+            f"{name} is packed for the CPU's kernels and lies on {w.data.device}",
+            remedy="pack it with native=False (load_gguf(..., native=False)) for other devices",
+        )
     if x.device != w.data.device and not x.is_meta:
         raise UsageError(f"x is on {x.device}, {name} on {w.data.device}", expected="one device")
     if bias is not None and tuple(bias.shape) != (w.n,):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gateup.ops import dispatch, unpack
+from gateup.ops import dispatch, packed_native, unpack
 from gateup.ops.gemm import wide_dtype
 from gateup.ops.packed_weight import PackedWeight
 from gateup.ops.rows import spans
@@ -22,11 +22,15 @@ def forward(
     x: Tensor, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None]
 ) -> list[Tensor]:
     """x [T, k] -> [T, n] of each weight, in x's dtype."""
+    if packed_native.serves(x, *weights):
+        return packed_native.linear(x, weights, biases, x.dtype)
     return [_product(x, w, b, x.dtype) for w, b in zip(weights, biases, strict=True)]
 
 
 def gated_mlp(x: Tensor, weights: Sequence[PackedWeight], act: str) -> Tensor:
     """x [T, H] -> down(act(gate(x)) ⊙ up(x)) [T, H_out], rounded to x's dtype once."""
+    if packed_native.serves(x, *weights):
+        return packed_native.gated_mlp(x, weights, act)
     gate_w, up_w, down_w = weights
     wide = wide_dtype(x.dtype)
     gate, up = (_product(x, w, None, wide) for w in (gate_w, up_w))
@@ -49,10 +53,12 @@ def backward(
 
 def take(w: PackedWeight, index: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Rows of W dequantised: those of `index` [r], or all. -> [r, k]"""
+    if w.native and dtype != torch.float64:
+        return packed_native.rows(w, index, dtype)
     if index is not None:
         out = torch.empty((len(index), w.k), dtype=dtype, device=w.data.device)
         for span in spans(len(index), _rows(w)):
-            out[span] = unpack.unpack(w.type, w.data[index[span]])
+            out[span] = _read(w, index[span])
         return out
     out = torch.empty((w.n, w.k), dtype=dtype, device=w.data.device)
     for span, values in _chunks(w, wide_dtype(dtype)):
@@ -62,7 +68,9 @@ def take(w: PackedWeight, index: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def _product(x: Tensor, w: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [T, k] -> [T, n] in `dtype`; rounded once, unless torch's own product serves."""
-    values = unpack.dense(w.type, w.data)
+    if packed_native.serves(x, w):
+        return packed_native.linear(x, (w,), (bias,), dtype)[0]
+    values = _dense(w)
     if values is not None and values.dtype == x.dtype == dtype:
         return F.linear(x, values, bias if bias is None else bias.to(dtype))
     wide = wide_dtype(x.dtype)
@@ -74,7 +82,7 @@ def _product(x: Tensor, w: PackedWeight, bias: Tensor | None, dtype: torch.dtype
 
 def _add(total: Tensor | None, grad: Tensor, w: PackedWeight) -> Tensor:
     """total + grad [T, n] @ W, in place where there is a total."""
-    values = unpack.dense(w.type, w.data)
+    values = _dense(w)
     wide = wide_dtype(grad.dtype)
     if values is not None and values.dtype == grad.dtype:
         product = torch.mm(grad, values).to(wide)
@@ -94,4 +102,17 @@ def _rows(w: PackedWeight) -> int:
 def _chunks(w: PackedWeight, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """W in pieces of some rows, [r, k] in `dtype`."""
     for span in spans(w.n, _rows(w)):
-        yield span, unpack.unpack(w.type, w.data[span]).to(dtype)
+        yield span, _read(w, span).to(dtype)
+
+
+def _read(w: PackedWeight, which: slice | Tensor) -> Tensor:
+    """Some rows, [r, k] in float32."""
+    if not w.native:
+        return unpack.unpack(w.type, w.data[which])
+    index = torch.arange(which.start, which.stop) if isinstance(which, slice) else which
+    return packed_native.rows(w, index, torch.float32)
+
+
+def _dense(w: PackedWeight) -> Tensor | None:
+    """The matrix [n, k] of torch's own type where it is held as that."""
+    return None if w.native else unpack.dense(w.type, w.data)

@@ -103,3 +103,7 @@ OVERWRITE = Text(
     "{} is there already. Begin again (the old file is kept as .bak)?",
     "{} 已经存在。重新开始吗（旧文件保留为 .bak）？",
 )
+NOT_COUNTED = Text(
+    "With a chosen seed it does not count: once more without --seed.",
+    "指定了种子，不计入进度：请去掉 --seed 再测一次。",
+)

@@ -16,6 +16,7 @@ from gateup.practice.verdict import CaseResult, Verdict
 
 _DETAILED = 3  # failed cases that are told in full
 _PRINTED = 20  # lines of the learner's own output
+_WIDTH = 200  # characters of one of them
 
 
 def render_list(
@@ -82,7 +83,7 @@ def render_verdict(console: Console, verdict: Verdict, number: int, lang: str) -
     if verdict.output:
         heading(console, messages.PRINTED.in_language(lang))
         for printed in verdict.output.splitlines()[:_PRINTED]:
-            verbatim(console, printed, indent=2)
+            verbatim(console, printed[:_WIDTH], indent=2)
         if verdict.output_cut:
             say(messages.CUT, OUTPUT_LIMIT >> 10, indent=2)
     console.print()
