@@ -1,0 +1,535 @@
+// bfloat16 products on the tile unit: sums [weight rows, tokens] of W xᵀ.
+//
+// A tile of 16 rows and 32 columns of W is an operand as it lies in memory. x, which is small, is
+// rearranged once per call to the other operand's form: [group of 16 tokens][pair of k][token][2].
+// Sums go through memory between blocks of k, in float32 and in a fixed order, so a result's bits
+// depend on nothing but its own row and its own token.
+#include "act_and_mul.hpp"
+#include "dense.hpp"
+#include "dense_amx.hpp"
+#include "parallel.hpp"
+
+namespace gateup {
+namespace amx {
+namespace {
+
+using i64 = std::int64_t;
+
+// Tokens that go through all weights together. x and the product of so many, in blocks of k, and
+// the sums of a group of rows fit the second-level cache; half as many doubled the weights'
+// traffic, which then limits (T = 512 at H 4096, I 14336).
+constexpr i64 kChunk = 512;
+constexpr i64 kGroup = 8;         // pairs of 16 rows whose sums a thread holds
+constexpr i64 kBlockSteps = 32;   // steps along k in a block, with many tokens
+constexpr i64 kStreamSteps = 128;  // the same with one block of tokens, when weights stream
+constexpr i64 kCopyFrom = 3;      // blocks of 32 tokens from which weights are copied together
+
+constexpr i64 kSums = 1024;       // floats: 2 panels x 2 groups of tokens x 16 x 16
+
+i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+i64 at_most(i64 a, i64 b) { return a < b ? a : b; }
+
+// Panels of 16 rows; the last one, where it is short, in a copy padded with zeros.
+struct Panels {
+  const char* data;
+  i64 stride, n;  // bytes, rows
+  const char* last;
+  i64 last_stride;
+};
+
+struct Panel {
+  const char* data;
+  i64 stride;
+};
+
+Panel panel_of(const Panels& w, i64 index) {
+  const bool whole = (index + 1) * kTile <= w.n;
+  return whole ? Panel{w.data + index * kTile * w.stride, w.stride} : Panel{w.last, w.last_stride};
+}
+
+// x or the product, as the tiles' second operand.
+struct Operand {
+  char* data;
+  i64 steps;   // of 32 along k, zeros behind the last number
+  i64 tokens;
+  int width;   // tokens in a group
+  i64 groups() const { return ceil_div(tokens, kTile); }
+  i64 step_bytes() const { return 64 * static_cast<i64>(width); }
+  char* group(i64 index) const { return data + index * steps * step_bytes(); }
+};
+
+i64 operand_bytes(i64 tokens, i64 k) {
+  const i64 width = at_most(tokens, kTile);
+  return ceil_div(tokens, kTile) * ceil_div(k, kStep) * 64 * width;
+}
+
+Operand operand(char* data, i64 tokens, i64 k) {
+  return {data, ceil_div(k, kStep), tokens, static_cast<int>(at_most(tokens, kTile))};
+}
+
+// One matrix product, or gate and up with the product of both behind it.
+struct Phase {
+  Panels a, b;  // the same matrix, or gate and up
+  bool gated;
+  i64 k, pairs, group, items;
+  Operand x;
+  i64 first_token;  // of the chunk, in y and the rows kept
+  const float *bias_a, *bias_b;
+  Rows y;                           // linear
+  const Kernels* act_kernels;       // gated, as the next
+  std::int32_t act;
+  Operand h;
+  Rows pre_gate, pre_up, product;
+
+  i64 blocks() const { return ceil_div(x.groups(), 2); }
+  i64 block_steps() const { return blocks() > 1 ? kBlockSteps : kStreamSteps; }
+  bool copies() const { return blocks() >= kCopyFrom; }
+  i64 scratch() const {
+    const i64 copy = copies() ? 2 * block_steps() * 1024 : 0;
+    return group * blocks() * kSums * 4 + 2048 + copy;
+  }
+};
+
+// ---- x into tiles -----------------------------------------------------------------------------
+
+i64 itemsize(const Rows& rows) { return rows.dtype == kFloat32 ? 4 : 2; }
+
+GATEUP_INLINE __m512i as_pairs(__m512 low, __m512 high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+GATEUP_INLINE __m512i load_pairs(const char* row, std::int32_t dtype, i64 k0, i64 left) {
+  const __mmask16 m0 = first(left), m1 = first(left - 16);
+  if (dtype == kFloat32) {
+    const float* p = reinterpret_cast<const float*>(row) + k0;
+    return as_pairs(_mm512_maskz_loadu_ps(m0, p), _mm512_maskz_loadu_ps(m1, p + 16));
+  }
+  const u16* p = reinterpret_cast<const u16*>(row) + k0;
+  const __m512i bits = _mm512_maskz_loadu_epi16(static_cast<u32>(m1) << 16 | m0, p);
+  if (dtype == kBFloat16) return bits;
+  return as_pairs(_mm512_cvtph_ps(_mm512_castsi512_si256(bits)),
+                  _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)));
+}
+
+void pack_group(const Rows& x, i64 first_token, i64 k, const Operand& out, i64 group, i64 begin,
+                i64 end) {
+  const i64 t0 = group * kTile;
+  const i64 valid = at_most(out.tokens - t0, kTile);
+  const i64 row_bytes = x.stride * itemsize(x);
+  const char* row = x.data + (first_token + t0) * row_bytes;
+  const __mmask16 mask = first(out.width);
+  for (i64 step = begin; step < end; ++step) {
+    const i64 k0 = step * kStep;
+    char* to = out.group(group) + step * out.step_bytes();
+    __m512i r[16];
+    for (i64 t = 0; t < 16; ++t) {
+      r[t] = t < valid ? load_pairs(row + t * row_bytes, x.dtype, k0, k - k0)
+                       : _mm512_setzero_si512();
+    }
+    if (out.width == 1) {
+      _mm512_storeu_si512(to, r[0]);
+      continue;
+    }
+    transpose(r);
+    for (int j = 0; j < 16; ++j) _mm512_mask_storeu_epi32(to + j * 4 * out.width, mask, r[j]);
+  }
+}
+
+void pack_x(const Rows& x, i64 first_token, i64 k, const Operand& out, int threads) {
+  const i64 parts = ceil_div(out.steps, 16), groups = out.groups();
+  const auto body = [&](i64 begin, i64 end) {
+    for (i64 i = begin; i < end; ++i) {
+      const i64 step = i % parts * 16;
+      pack_group(x, first_token, k, out, i / parts, step, at_most(step + 16, out.steps));
+    }
+  };
+  // Below 64 Ki numbers starting the threads costs more than the work.
+  const bool few = out.tokens * k < (1 << 16);
+  parallel_for(
+      parts * groups, few ? 1 : threads,
+      [](void* context, i64 begin, i64 end) {
+        (*static_cast<decltype(&body)>(context))(begin, end);
+      },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+// ---- tiles ------------------------------------------------------------------------------------
+
+struct Weights {
+  const char *a, *b;
+  i64 stride_a, stride_b, step;  // bytes
+};
+
+// c: [panel a, b][group 0, 1][16 rows][16 tokens]; w[0] whole steps, w[1] one step behind them.
+template <bool kTwo>
+GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, const char* x0,
+                            const char* x1, i64 x_step, float* c, bool resume) {
+  const i64 x_stride = x_step / 16;
+  if (resume) {
+    GATEUP_TILE_LOAD(0, c, 64);
+    GATEUP_TILE_LOAD(1, c + 512, 64);
+    if (kTwo) {
+      GATEUP_TILE_LOAD(2, c + 256, 64);
+      GATEUP_TILE_LOAD(3, c + 768, 64);
+    }
+  } else {
+    GATEUP_TILE_ZERO(0);
+    GATEUP_TILE_ZERO(1);
+    if (kTwo) {
+      GATEUP_TILE_ZERO(2);
+      GATEUP_TILE_ZERO(3);
+    }
+  }
+  const char *a = w.a, *b = w.b;
+  i64 stride_a = w.stride_a, stride_b = w.stride_b, step = w.step;
+  for (;;) {
+    for (i64 i = 0; i < steps; ++i) {
+      GATEUP_TILE_LOAD(4, a, stride_a);
+      GATEUP_TILE_LOAD(6, x0, x_stride);
+      GATEUP_TILE_BF16(0, 4, 6);
+      GATEUP_TILE_LOAD(5, b, stride_b);
+      GATEUP_TILE_BF16(1, 5, 6);
+      if (kTwo) {
+        GATEUP_TILE_LOAD(7, x1, x_stride);
+        GATEUP_TILE_BF16(2, 4, 7);
+        GATEUP_TILE_BF16(3, 5, 7);
+        x1 += x_step;
+      }
+      a += step;
+      b += step;
+      x0 += x_step;
+    }
+    if (tail == nullptr) break;
+    a = tail->a;
+    b = tail->b;
+    stride_a = stride_b = 64;
+    steps = 1;
+    tail = nullptr;
+  }
+  GATEUP_TILE_STORE(0, c, 64);
+  GATEUP_TILE_STORE(1, c + 512, 64);
+  if (kTwo) {
+    GATEUP_TILE_STORE(2, c + 256, 64);
+    GATEUP_TILE_STORE(3, c + 768, 64);
+  }
+}
+
+void copy_tiles(const Panel& from, i64 offset, i64 steps, char* to) {
+  for (int r = 0; r < kTile; ++r) {
+    const char* row = from.data + r * from.stride + offset;
+    for (i64 s = 0; s < steps; ++s) {
+      _mm512_store_si512(to + s * 1024 + r * 64, _mm512_loadu_si512(row + s * 64));
+    }
+  }
+}
+
+// The last, short step of a panel, padded with zeros.
+void copy_tail(const Panel& from, i64 k, char* to) {
+  const i64 k0 = k / kStep * kStep;
+  const u32 mask = (1u << (k - k0)) - 1;
+  for (int r = 0; r < kTile; ++r) {
+    _mm512_store_si512(to + r * 64,
+                       _mm512_maskz_loadu_epi16(mask, from.data + r * from.stride + k0 * 2));
+  }
+}
+
+// ---- results ----------------------------------------------------------------------------------
+
+void add_bias(float* tile, const float* bias, i64 n) {
+  for (i64 r = 0; r < at_most(n, kTile); ++r) {
+    const __m512 b = _mm512_set1_ps(bias[r]);
+    _mm512_store_ps(tile + r * 16, _mm512_add_ps(_mm512_load_ps(tile + r * 16), b));
+  }
+}
+
+// tile [16 rows][16 tokens] to y[token, n0 + row].
+void store_tile(const float* tile, const Rows& y, i64 token, i64 tokens, i64 n0, i64 n) {
+  __m512i r[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(tile + i * 16);
+  transpose(r);
+  const __mmask16 mask = first(n);
+  for (i64 t = 0; t < at_most(tokens, kTile); ++t) {
+    const __m512 v = _mm512_castsi512_ps(r[t]);
+    char* to = y.data + ((token + t) * y.stride + n0) * itemsize(y);
+    if (y.dtype == kFloat32) {
+      _mm512_mask_storeu_ps(to, mask, v);
+    } else {
+      const __m256i half = y.dtype == kBFloat16
+                               ? reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v))
+                               : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+      _mm256_mask_storeu_epi16(to, mask, half);
+    }
+  }
+}
+
+// tile [16 rows][16 tokens] as 8 pairs of k of the next product's operand.
+void store_operand(const float* tile, char* to, int width) {
+  const __mmask16 mask = first(width);
+  for (int j = 0; j < 8; ++j) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(tile + j * 32 + 16),
+                                              _mm512_load_ps(tile + j * 32));
+    const __m512i bits = reinterpret_cast<__m512i>(both);
+    const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bits, 1));
+    const __m512i pairs = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    _mm512_mask_storeu_epi32(to + j * 4 * width, mask, pairs);
+  }
+}
+
+void finish_linear(const Phase& p, i64 pair, i64 block, float* c) {
+  for (int side = 0; side < 2; ++side) {
+    const i64 n0 = (2 * pair + side) * kTile, n = p.a.n - n0;
+    if (n <= 0) break;
+    for (i64 half = 0; half < 2; ++half) {
+      const i64 t0 = (2 * block + half) * kTile;
+      if (t0 >= p.x.tokens) break;
+      float* tile = c + side * 512 + half * 256;
+      if (p.bias_a != nullptr) add_bias(tile, p.bias_a + n0, n);
+      store_tile(tile, p.y, p.first_token + t0, p.x.tokens - t0, n0, n);
+    }
+  }
+}
+
+void keep(const Rows& rows, const Phase& p, const float* tiles, i64 block, i64 n0) {
+  if (rows.data == nullptr) return;
+  for (i64 half = 0; half < 2; ++half) {
+    const i64 t0 = (2 * block + half) * kTile;
+    if (t0 >= p.x.tokens) break;
+    store_tile(tiles + half * 256, rows, p.first_token + t0, p.x.tokens - t0, n0, p.a.n - n0);
+  }
+}
+
+void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
+  const i64 n0 = panel * kTile, n = p.a.n - n0;
+  const i64 halves = at_most(p.x.groups() - 2 * block, 2);
+  float *gate = c, *up = c + 512;
+  for (i64 half = 0; half < halves; ++half) {
+    if (p.bias_a != nullptr) add_bias(gate + half * 256, p.bias_a + n0, n);
+    if (p.bias_b != nullptr) add_bias(up + half * 256, p.bias_b + n0, n);
+  }
+  keep(p.pre_gate, p, gate, block, n0);
+  keep(p.pre_up, p, up, block, n0);
+  Job job{};
+  job.rows = 1;
+  job.cols = halves * 256;
+  job.blocks_per_row = ceil_div(job.cols, kBlock);
+  job.act = p.act;
+  job.gate = {reinterpret_cast<char*>(gate), 0, 1, kFloat32};
+  job.up = {reinterpret_cast<char*>(up), 0, 1, kFloat32};
+  job.h = job.gate;
+  p.act_kernels->forward(job, 0, job.blocks_per_row);
+  keep(p.product, p, gate, block, n0);
+  if (p.h.data == nullptr) return;
+  for (i64 half = 0; half < halves; ++half) {
+    char* to = p.h.group(2 * block + half) + panel * 8 * 4 * p.h.width;
+    store_operand(gate + half * 256, to, p.h.width);
+  }
+}
+
+// ---- one item: a group of pairs of panels, all tokens of the chunk, all of k --------------------
+
+void run_item(const Phase& p, i64 item, char* scratch) {
+  const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
+  const i64 whole = p.k / kStep, rest = p.k % kStep, blocks = p.blocks();
+  float* sums = reinterpret_cast<float*>(scratch);
+  char* tail_tiles = scratch + p.group * blocks * kSums * 4;
+  char* copies = tail_tiles + 2048;
+  const Weights tail{tail_tiles, tail_tiles + 1024, 64, 64, 0};
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += p.block_steps()) {
+    const i64 steps = at_most(p.block_steps(), whole - s0);
+    const bool last = s0 + steps == whole;
+    for (i64 pair = begin; pair < end; ++pair) {
+      const Panel a = panel_of(p.a, p.gated ? pair : 2 * pair);
+      // An odd number of panels: the last one twice.
+      const bool alone = !p.gated && (2 * pair + 1) * kTile >= p.b.n;
+      const Panel b = panel_of(p.b, p.gated ? pair : 2 * pair + (alone ? 0 : 1));
+      Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride, 64};
+      if (p.copies()) {
+        copy_tiles(a, s0 * 64, steps, copies);
+        copy_tiles(b, s0 * 64, steps, copies + steps * 1024);
+        w = {copies, copies + steps * 1024, 64, 64, 1024};
+      }
+      const bool short_step = last && rest != 0;
+      if (short_step) {
+        copy_tail(a, p.k, tail_tiles);
+        copy_tail(b, p.k, tail_tiles + 1024);
+      }
+      for (i64 block = 0; block < blocks; ++block) {
+        const bool two = 2 * block + 1 < p.x.groups();
+        const char* x0 = p.x.group(2 * block) + s0 * p.x.step_bytes();
+        const char* x1 = x0 + p.x.steps * p.x.step_bytes();
+        float* c = sums + ((pair - begin) * blocks + block) * kSums;
+        (two ? multiply<true> : multiply<false>)(w, steps, short_step ? &tail : nullptr, x0, x1,
+                                                 p.x.step_bytes(), c, s0 > 0);
+        if (last) (p.gated ? finish_gated : finish_linear)(p, pair, block, c);
+      }
+    }
+  }
+}
+
+struct Work {
+  const Phase* phases;
+  int count;
+  Slots* slots;
+};
+
+void run_part(void* context, i64 begin, i64 end) {
+  const Work& work = *static_cast<const Work*>(context);
+  char* scratch = work.slots->take();
+  {
+    const Tiles tiles(work.phases[0].x.width);
+    for (i64 item = begin; item < end; ++item) {
+      i64 index = item;
+      const Phase* phase = work.phases;
+      while (index >= phase->items) index -= phase++->items;
+      run_item(*phase, index, scratch);
+    }
+  }
+  work.slots->give(scratch);
+}
+
+void run(const Phase* phases, int count, int threads) {
+  i64 items = 0, scratch = 0;
+  for (int i = 0; i < count; ++i) {
+    items += phases[i].items;
+    if (phases[i].scratch() > scratch) scratch = phases[i].scratch();
+  }
+  Slots slots(threads, scratch);
+  Work work{phases, count, &slots};
+  parallel_for(items, threads, run_part, &work);
+}
+
+// ---- calls ------------------------------------------------------------------------------------
+
+i64 last_bytes(const DenseMatrix& w) { return w.n % kTile != 0 ? kTile * w.k * 2 : 0; }
+
+Panels panels(const DenseMatrix& w, char* last) {
+  const i64 rows = w.n % kTile, stride = w.stride * 2;
+  const char* data = reinterpret_cast<const char*>(w.data);
+  if (rows != 0) {
+    for (i64 r = 0; r < kTile; ++r) {
+      char* to = last + r * w.k * 2;
+      if (r < rows) {
+        __builtin_memcpy(to, data + (w.n - rows + r) * stride, w.k * 2);
+      } else {
+        __builtin_memset(to, 0, w.k * 2);
+      }
+    }
+  }
+  return {data, stride, w.n, last, w.k * 2};
+}
+
+void share(Phase& p, i64 pairs, int threads) {
+  p.pairs = pairs;
+  // Enough items for every thread to have several; few tokens need no groups at all.
+  const i64 group = p.blocks() > 1 ? at_most(pairs / (4 * threads), kGroup) : 1;
+  p.group = group < 1 ? 1 : group;
+  p.items = ceil_div(p.pairs, p.group);
+}
+
+// Tokens in a chunk: equal shares, whole blocks of 32.
+i64 chunk_of(i64 t) {
+  const i64 chunks = ceil_div(t, kChunk);
+  return chunks == 1 ? t : ceil_div(ceil_div(t, chunks), 32) * 32;
+}
+
+constexpr int kProducts = 8;
+
+void linear(const DenseProduct* products, int count, const Rows& x, i64 t, int threads) {
+  if (t == 0 || count == 0) return;
+  const i64 k = products[0].w.k, chunk = chunk_of(t);
+  i64 bytes = 0;
+  for (int i = 0; i < count; ++i) bytes += last_bytes(products[i].w);
+  Buffer last(bytes), memory(operand_bytes(chunk, k));
+  Phase phases[kProducts] = {};
+  char* copy = last.get();
+  for (int i = 0; i < count; ++i) {
+    Phase& p = phases[i];
+    p.a = p.b = panels(products[i].w, copy);
+    copy += last_bytes(products[i].w);
+    p.k = k;
+    p.bias_a = products[i].bias;
+    p.y = products[i].y;
+  }
+  for (i64 t0 = 0; t0 < t; t0 += chunk) {
+    const Operand operand_x = operand(memory.get(), at_most(chunk, t - t0), k);
+    pack_x(x, t0, k, operand_x, threads);
+    for (int i = 0; i < count; ++i) {
+      phases[i].x = operand_x;
+      phases[i].first_token = t0;
+      share(phases[i], ceil_div(phases[i].a.n, 2 * kTile), threads);
+    }
+    run(phases, count, threads);
+  }
+}
+
+void zero_padding(const Operand& h, i64 k) {
+  const i64 written = ceil_div(k, kTile) * 8, pairs = h.steps * 16;
+  for (i64 g = 0; g < h.groups() && written < pairs; ++g) {
+    __builtin_memset(h.group(g) + written * 4 * h.width, 0, (pairs - written) * 4 * h.width);
+  }
+}
+
+void gated_mlp(const DenseMLP& mlp, const Rows& x, i64 t, const Rows& y, int threads) {
+  if (t == 0) return;
+  const i64 k = mlp.gate.k, width = mlp.gate.n, chunk = chunk_of(t);
+  const bool down = mlp.down.data != nullptr;
+  const i64 gate_bytes = last_bytes(mlp.gate), down_bytes = down ? last_bytes(mlp.down) : 0;
+  Buffer last(2 * gate_bytes + down_bytes), memory(operand_bytes(chunk, k)),
+      product(down ? operand_bytes(chunk, width) : 0);
+  Phase first_phase{}, second{};
+  first_phase.a = panels(mlp.gate, last.get());
+  first_phase.b = panels(mlp.up, last.get() + gate_bytes);
+  first_phase.gated = true;
+  first_phase.k = k;
+  first_phase.bias_a = mlp.gate_bias;
+  first_phase.bias_b = mlp.up_bias;
+  first_phase.act_kernels = &avx512::kernels();
+  first_phase.act = mlp.act;
+  first_phase.pre_gate = mlp.pre_gate;
+  first_phase.pre_up = mlp.pre_up;
+  first_phase.product = mlp.product;
+  if (down) {
+    second.a = second.b = panels(mlp.down, last.get() + 2 * gate_bytes);
+    second.k = width;
+    second.bias_a = mlp.down_bias;
+    second.y = y;
+  }
+  for (i64 t0 = 0; t0 < t; t0 += chunk) {
+    const i64 tokens = at_most(chunk, t - t0);
+    first_phase.x = operand(memory.get(), tokens, k);
+    pack_x(x, t0, k, first_phase.x, threads);
+    first_phase.first_token = second.first_token = t0;
+    if (down) {
+      second.x = first_phase.h = operand(product.get(), tokens, width);
+      zero_padding(first_phase.h, width);
+    }
+    share(first_phase, ceil_div(width, kTile), threads);
+    run(&first_phase, 1, threads);
+    if (!down) continue;
+    share(second, ceil_div(mlp.down.n, 2 * kTile), threads);
+    run(&second, 1, threads);
+  }
+}
+
+}  // namespace
+
+// What is not bfloat16 throughout runs on vectors.
+const DenseKernels& dense() {
+  static constexpr DenseKernels kernels = {
+      [](const DenseProduct* products, int count, const Rows& x, i64 t, int threads) {
+        bool tiles = true;
+        for (int i = 0; i < count; ++i) tiles = tiles && products[i].w.type == kBF16;
+        (tiles ? linear : avx512bf16::dense().linear)(products, count, x, t, threads);
+      },
+      [](const DenseMLP& mlp, const Rows& x, i64 t, const Rows& y, int threads) {
+        const bool tiles = mlp.gate.type == kBF16 && mlp.up.type == kBF16 &&
+                           (mlp.down.data == nullptr || mlp.down.type == kBF16);
+        (tiles ? gated_mlp : avx512bf16::dense().gated_mlp)(mlp, x, t, y, threads);
+      }};
+  return kernels;
+}
+
+}  // namespace amx
+}  // namespace gateup
