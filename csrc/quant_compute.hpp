@@ -3,7 +3,11 @@
 #pragma once
 
 #include "activations.hpp"
+#if defined(__AVX512VNNI__)
+#include "quant_avx512.hpp"
+#else
 #include "quant_plain.hpp"
+#endif
 
 namespace gateup {
 namespace {
@@ -24,9 +28,15 @@ struct FormatKernels {
 template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
+#if defined(__AVX512VNNI__)
+  return {unpack_chunk512<F, Codes::kUnsigned>,
+          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
+           tile_product512<k, 8>, tile_product512<k, 16>}};
+#else
   return {unpack_chunk<F>,
           {tile_product<k, 1>, tile_product<k, 2>, tile_product<k, 4>, tile_product<k, 8>,
            tile_product<k, 16>}};
+#endif
 }
 
 // In the order of kFormats.
