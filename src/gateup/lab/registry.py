@@ -36,6 +36,7 @@ PAGES: tuple[Page, ...] = (
     Page("model"),
     Page("context"),
     Page("memory"),
+    Page("split"),
 )
 
 

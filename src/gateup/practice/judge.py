@@ -42,8 +42,8 @@ class BusyError(GateupError):
 class Judge:
     """Fork servers, started when first needed. Thread-safe; close it, or use it in a `with`.
 
-    At most `concurrency` submissions run at a time. `without` leaves guards out: it is there to
-    test the others.
+    At most `concurrency` submissions run at a time. `without` leaves guards out, all but the uid:
+    it is there to test the others.
     """
 
     def __init__(self, concurrency: int = 2, without: Iterable[str] = ()) -> None:

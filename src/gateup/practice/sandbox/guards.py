@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 LINUX = sys.platform.startswith("linux")
+if sys.platform != "win32":  # the names below are needed there too
+    import resource
 if LINUX:
     from . import linux, seccomp
 

@@ -86,6 +86,7 @@ def cases(seed):
     n = int(rng.integers(3, 7))
     x8 = _off_halves(rng.normal(size=(n, 32)) * 0.05, 8)
     x4 = _off_halves(rng.normal(size=(n, 32)) * 0.05, 4)
+    x4[0] *= np.sign(max(x4[0], key=abs))  # a positive peak: its scale is negative
     halves = rng.integers(-126, 126, size=(2, 32)) + 0.5
     halves[:, 0] = 127  # the scale is then 1, or 1/4, exactly
     halves[1] /= 4
