@@ -10,6 +10,7 @@
 #include "decoder_products.hpp"
 #include "decoder_rows.hpp"
 #include "isa.hpp"
+#include "parallel.hpp"
 
 namespace gateup {
 namespace {
@@ -92,6 +93,7 @@ struct Decoder::Pass {
   std::vector<Tokens::Span> spans = {};  // of the rows that are still computed
   float *x = nullptr, *h = nullptr;
 
+  static void run(void* self) { static_cast<Pass*>(self)->all(); }
   const DecoderParts& parts() const { return decoder.parts_; }
   i64 hidden() const { return parts().hidden_size; }
   RowTeam team() const { return {kernels, threads}; }
@@ -263,7 +265,7 @@ struct Decoder::Pass {
 
 void Decoder::forward(const Tokens& tokens, const Cache& cache, float* logits, int threads) {
   Pass pass{*this, tokens, cache, logits, threads, row_kernels()};
-  pass.all();
+  with_team(threads, Pass::run, &pass);
 }
 
 }  // namespace gateup

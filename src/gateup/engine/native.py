@@ -21,6 +21,7 @@ from gateup.engine.weights import LayerWeights, MLPWeights, MoEWeights, Weights
 from gateup.errors import UsageError
 from gateup.ops import native
 from gateup.ops.packed import PackedWeight
+from gateup.ops.packed_native import NUMBERS
 
 # Tokens of one call: activations stay in the caches, and Ctrl-C is heard between two calls.
 CHUNK = 512
@@ -214,21 +215,6 @@ class NativeDecoder:
         return kept.data_ptr()
 
 
-# The types that kernels know, by the numbers GGUF files store (enum Type of csrc/matrix.hpp).
-TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 30,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "q4_k": 12,
-    "q5_k": 13,
-    "q6_k": 14,
-    "iq4_nl": 20,
-}
 _VECTORS = (
     *("q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm", "input_norm"),
     *("attention_post_norm", "mlp_norm", "mlp_post_norm"),
@@ -242,7 +228,7 @@ def _rounded(n: int) -> int:
 
 def _matrix(w: PackedWeight) -> tuple[int, int, int, int]:
     """(type, address, n, k)"""
-    return TYPES[w.type], w.data.data_ptr(), w.n, w.k
+    return NUMBERS[w.type], w.data.data_ptr(), w.n, w.k
 
 
 def _matrices(weights: Weights) -> list[tuple[str, PackedWeight]]:
