@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 	@echo 'gateup is $(BIN)/gateup; or first: . $(BIN)/activate'
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@
 #include "act_and_mul.hpp"
 #include "bind_decoder.hpp"
 #include "bind_matrix.hpp"
+#include "bind_peaks.hpp"
 #include "isa.hpp"
 #include "parallel.hpp"
 
@@ -150,4 +151,5 @@ NB_MODULE(_native, m) {
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
   bind_decoder(m);
   bind_matrix(m);
+  bind_peaks(m);
 }

@@ -81,6 +81,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_HEADS,
             "sliding_window": 8,
             "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 16,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
             "rope_theta": 1e6,
         },

@@ -73,3 +73,9 @@ def test_logits_of_every_position_grow_and_those_of_the_last_do_not() -> None:
     short, long = (memory_at(spec, work_of(spec, t, 1, "bf16")) for t in (1024, 4096))
     assert short["logits_last"].value == long["logits_last"].value
     assert long["logits_all"].value > 3.9 * short["logits_all"].value
+
+
+def test_an_encoders_tokens_see_everything() -> None:
+    over = flops_over_context(presets.spec("bert-base"))
+    assert over.mean == over.token
+    assert list(over.figures()) == ["crossover.token"]

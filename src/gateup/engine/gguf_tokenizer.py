@@ -286,12 +286,12 @@ def _begin_and_end(
     by_default = kind == "llama" or pre in _WHOLE
     begin = cfg.flag(HEAD + "add_bos_token", default=by_default) and "bos_token" in special
     end = cfg.flag(HEAD + "add_eos_token", default=False) and "eos_token" in special
-    used = [(special["bos_token"], ids["bos"])] if begin else []
-    used += [(special["eos_token"], ids["eos"])] if end else []
-    if used:
-        single = [special["bos_token"]] * begin + ["$A"] + [special["eos_token"]] * end
+    first = [(special["bos_token"], ids["bos"])] if begin else []
+    last = [(special["eos_token"], ids["eos"])] if end else []
+    if first or last:
         core.post_processor = TemplateProcessing(
-            single=single, special_tokens=[(t, n) for t, n in used if n is not None]
+            single=[*(t for t, _ in first), "$A", *(t for t, _ in last)],
+            special_tokens=[(t, n) for t, n in (*first, *last) if n is not None],
         )
 
 

@@ -14,7 +14,7 @@ from gateup.lab.style import BOTH, GREY, GRID
 Figure = dict[str, Any]
 CONFIG = {"displayModeBar": False, "responsive": True, "doubleClick": "reset"}
 # From the side where the gate is shut, a little above.
-CAMERA = {"eye": {"x": -1.1, "y": -1.2, "z": 0.75}, "center": {"x": 0, "y": 0, "z": -0.15}}
+CAMERA = {"eye": {"x": -1.2, "y": -1.32, "z": 0.78}, "center": {"x": 0, "y": 0, "z": -0.1}}
 
 
 def colour(index: int) -> str:
@@ -126,7 +126,7 @@ def lines(
                 "name": name,
                 "x": list(xs),
                 "y": list(ys),
-                "line": {"color": colour(index), "width": 2},
+                "line": {"color": colour(index), "width": 2, "simplify": False},
                 "hovertemplate": "%{y:.4g}<extra>" + name + "</extra>",
             }
             for name, index, xs, ys in series

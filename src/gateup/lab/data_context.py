@@ -36,6 +36,7 @@ class FlopsOverContext:
     token     attention scores of the token at that context
     mean      attention scores of the average token of a prefill of that length
     crossing  where they meet, in both conventions
+    causal    False for encoders, whose tokens all see the whole context: only T* is there then
     """
 
     contexts: tuple[int, ...]
@@ -43,9 +44,12 @@ class FlopsOverContext:
     token: tuple[int, ...]
     mean: tuple[float, ...]
     crossing: CrossoverPoint
+    causal: bool = True
 
     def figures(self) -> Mapping[str, Figure]:
-        return {f"crossover.{k}": v for k, v in self.crossing.figures().items()}
+        """crossover.token, and crossover.prefill where tokens see what is before them only."""
+        found = self.crossing.figures()
+        return {f"crossover.{k}": v for k, v in found.items() if self.causal or k == "token"}
 
 
 def contexts(spec: ModelSpec) -> tuple[int, ...]:
@@ -73,7 +77,9 @@ def flops_over_context(spec: ModelSpec) -> FlopsOverContext:
         sum(n * score_flops(a) * visible_sum(a, t, causal=one_way) for a, n in kinds.items()) / t
         for t in at
     )
-    return FlopsOverContext(at, gemm_per_token(spec)["mlp"], token, mean, crossover(spec).model)
+    return FlopsOverContext(
+        at, gemm_per_token(spec)["mlp"], token, mean, crossover(spec).model, one_way
+    )
 
 
 def share_at(spec: ModelSpec, context: int) -> Mapping[str, Figure]:

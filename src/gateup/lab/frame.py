@@ -43,6 +43,18 @@ window.labUrl = (query, push) => {
     link.href = there;
   });
 };
+// A figure stays as the reader left it when its value changes: what was drawn anew is opened again.
+const labOpened = new Set();
+const labName = (details) => details.querySelector('dt')?.textContent;
+document.addEventListener('click', (event) => {
+  const details = event.target.closest?.('.figure summary')?.parentElement;
+  if (details) labOpened[details.open ? 'delete' : 'add'](labName(details));
+});
+new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => {
+  node.querySelectorAll?.('.figure details').forEach((details) => {
+    if (labOpened.has(labName(details))) details.open = true;
+  });
+}))).observe(document, {childList: true, subtree: true});
 window.labTheme = () => {
   const url = new URL(location.href);
   url.searchParams.set('theme', Quasar.Dark.isActive ? 'light' : 'dark');
@@ -167,16 +179,17 @@ class Frame:
         """What is wrong with the settings, above the page; None takes it away."""
         if self._error is None:
             return
-        if error is None:
-            self._error.set_content("")
-            return
+        self._error.set_content("" if error is None else self.error_html(error))
+
+    def error_html(self, error: GateupError) -> str:
+        """What is wrong, where, what was expected and what to do."""
         lines = [error.what]
         for label in ("where", "expected", "remedy"):
             value = getattr(error, label)
             if value:
                 lines.append(f"{self.around[label]}: {value}")
         body = escape("\n".join(lines))
-        self._error.set_content(f'<div class="error" role="alert">{body}</div>')
+        return f'<div class="error" role="alert">{body}</div>'
 
     # ---- state --------------------------------------------------------------------------------
 

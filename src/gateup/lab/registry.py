@@ -37,6 +37,8 @@ PAGES: tuple[Page, ...] = (
     Page("context"),
     Page("memory"),
     Page("split"),
+    Page("exercises"),
+    Page("handbook", needs="gateup.lab.handbook"),
 )
 
 

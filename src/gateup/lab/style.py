@@ -66,7 +66,7 @@ border-bottom:1px solid var(--line);margin-bottom:1rem}}
 .top .brand{{font-weight:700;text-decoration:none;white-space:nowrap}}
 .top .brand b{{color:var(--mlp)}}
 .top nav{{display:flex;gap:.1rem .9rem;overflow-x:auto;flex:1 1 20rem;order:1;scrollbar-width:none}}
-.top nav a{{text-decoration:none;color:var(--soft);white-space:nowrap;padding:.35rem 0}}
+.top nav a{{flex:none;text-decoration:none;color:var(--soft);white-space:nowrap;padding:.35rem 0}}
 .top nav a[aria-current]{{color:var(--fg);box-shadow:0 2px 0 var(--mlp)}}
 .top .tools{{display:flex;gap:.25rem .75rem;order:2;margin-left:auto;align-items:center}}
 .top .tools a,.top .tools button{{border:0;background:none;color:var(--soft);cursor:pointer;
@@ -140,16 +140,23 @@ background:var(--panel)}}
 .yes{{border-color:var(--yes)}}.yes>strong{{color:var(--yes)}}
 .no{{border-color:var(--no)}}.no>strong{{color:var(--no)}}
 .warn{{border-color:var(--warn)}}.warn>strong{{color:var(--warn)}}
+.stale{{opacity:.5}}
 .plain{{border-color:var(--line)}}
 .error{{margin:1rem 0;padding:.75rem 1rem;border-left:4px solid var(--no);background:var(--panel);
 white-space:pre-wrap;overflow-wrap:anywhere}}
-.plot3d{{width:100%;height:17rem}}
+tr.bad td{{color:var(--no)}}
+.prose{{max-width:44rem}}.prose p,.prose ul,.prose ol{{margin:.6rem 0}}
+.prose math[display=block]{{margin:.6rem 0;overflow-x:auto}}
+.editor{{height:26rem;border:1px solid var(--line);border-radius:6px;overflow:hidden;width:100%}}
+.buttons{{display:flex;flex-wrap:wrap;gap:.5rem;margin:.75rem 0}}
+.links{{font-size:.9rem}}
+.plot3d{{width:100%;height:15.5rem}}
 .plot{{width:100%;height:15rem}}
 .tall{{height:21rem}}
 .lab math{{font-size:1.05rem}}
 .lab footer{{margin:2.5rem 0 0;color:var(--soft);font-size:.8125rem}}
 .q-chip{{max-width:100%}}
-@media (max-width:30rem){{.lab{{padding:0 .75rem 2rem}}.plot3d{{height:15rem}}
+@media (max-width:30rem){{.lab{{padding:0 .75rem 2rem}}.plot3d{{height:12rem}}
 .figure summary{{gap:.5rem}}.top nav{{order:3;flex-basis:100%}}}}
 @media print{{.top,.controls{{display:none}}}}
 {_classes()}

@@ -83,6 +83,23 @@ def swiglu_terms(w_gate: Array) -> int:
     return int(sum(w_gate.shape)) + 8
 
 
+def near(got: Any, value: Array, within: float = 1e-3) -> bool:
+    """Whether `got` is an array like `value`, to a thousandth: to recognise, never to judge."""
+    alike = isinstance(got, np.ndarray) and got.shape == np.shape(value)
+    return alike and bool(np.allclose(wide(got), value, rtol=within, atol=within))
+
+
+def items(value: Any, count: int) -> list[Any] | None:
+    """An answer of `count` values, whose last ones may be counts; None if it is no such thing."""
+    return list(value) if isinstance(value, (tuple, list)) and len(value) == count else None
+
+
+def count(value: Any) -> float:
+    """A number that a harness counted; NaN, which is neither more nor less, for anything else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and abs(value) < 1e300 else math.nan
+
+
 def weights(
     rng: np.random.Generator, H: int, I: int, dtype: Any = np.float64
 ) -> tuple[Array, Array, Array]:

@@ -119,11 +119,12 @@ class _View:
 
     def _crossings(self, over: data.FlopsOverContext) -> list[charts.Figure]:
         """Both conventions' points, each with its context."""
-        figures, out = over.crossing.figures(), []
+        figures, out = over.figures(), []
         for key, place in (("token", "top left"), ("prefill", "bottom right")):
             point = getattr(over.crossing, key)
-            if key in figures and point is not None:
-                label = f"{self.frame.t(key)} {units.integer(figures[key].value)}"
+            figure = figures.get(f"crossover.{key}")
+            if figure is not None and point is not None:
+                label = f"{self.frame.t(key)} {units.integer(figure.value)}"
                 out.append(charts.mark(float(point), over.mlp, label, place))
         return out
 

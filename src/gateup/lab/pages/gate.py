@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from html import escape
+from math import isnan
 
 from nicegui import ui
 
@@ -20,6 +22,19 @@ QUANTITIES = ("z", "by_a", "by_b")
 # back is not answered.
 _TOGETHER = """
 (() => {
+  window.labProbes = {};
+  window.labMove = (probes) => {
+    Object.assign(labProbes, probes);
+    for (const [id, [a, b, z]] of Object.entries(labProbes)) {
+      const plot = getElement(id);
+      if (!plot || !plot.Plotly || !plot.$el.data) continue;
+      plot.Plotly.restyle(plot.$el, {x: [[a]], y: [[b]], z: [[z]]}, [1]);
+      delete labProbes[id];
+    }
+    // What is not drawn yet, is asked again; the last place counts.
+    clearTimeout(window.labLater);
+    if (Object.keys(labProbes).length) window.labLater = setTimeout(() => labMove({}), 200);
+  };
   const plots = () => [...document.querySelectorAll('.plot3d')].filter((p) => p.on);
   const follow = (plot, change) => {
     const camera = change['scene.camera'];
@@ -115,13 +130,14 @@ class _View:
         return (float("nan"),) * 3 if outside else at
 
     def _move(self) -> None:
-        """The probe alone: a restyle of three numbers a surface, not the surface again."""
-        state = self.frame.state
+        """The probe alone: three numbers a surface, not the surface again."""
+        state, moved = self.frame.state, {}
         for p in probe(state["show"], state["a"], state["b"]):
-            a, b, z = self._visible((state["a"], state["b"], p.z))
+            at = self._visible((state["a"], state["b"], p.z))
             plot = self.plots[p.name]
-            plot.figure["data"][1] = charts.dot((a, b, z))
-            plot.run_plot_method("restyle", {"x": [[a]], "y": [[b]], "z": [[z]]}, [1])
+            plot.figure["data"][1] = charts.dot(at)
+            moved[plot.id] = [None if isnan(x) else x for x in at]
+        ui.run_javascript(f"labMove({json.dumps(moved)})")
 
     def _slice(self, key: str) -> charts.Figure:
         state = self.frame.state
@@ -150,10 +166,11 @@ class _View:
 
     def _table(self) -> str:
         state, t = self.frame.state, self.frame.t
-        head = "".join(f"<th>{escape(t(k))}</th>" for k in ("function", "formula", *QUANTITIES))
+        head = "".join(f"<th>{escape(t(k))}</th>" for k in ("function", *QUANTITIES, "formula"))
         rows = "".join(
-            f"<tr><td>{escape(t(f'show.{p.name}'))}</td><td>{mathml(GATES[p.name].latex)}</td>"
-            f"<td>{p.z:.4f}</td><td>{p.by_a:.4f}</td><td>{p.by_b:.4f}</td></tr>"
+            f"<tr><td>{escape(t(f'show.{p.name}'))}</td>"
+            f"<td>{p.z:.4f}</td><td>{p.by_a:.4f}</td><td>{p.by_b:.4f}</td>"
+            f"<td>{mathml(GATES[p.name].latex)}</td></tr>"
             for p in probe(state["show"], state["a"], state["b"])
         )
         return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'

@@ -98,10 +98,16 @@ class _View:
         await self.frame.slowly(lambda: self._judge(checkpoint, options))
 
     async def _judge(self, checkpoint: Checkpoint, options: PlanOptions) -> None:
-        judged = await run.io_bound(plan_opened, checkpoint, options)
-        if judged is not None and judged.verdict is not None:
-            self._draw(judged)
-            self.verdict.set_content(self._verdict(judged, judged.verdict))
+        self.verdict.classes("stale")
+        content = ""
+        try:
+            judged = await run.io_bound(plan_opened, checkpoint, options)
+            if judged is not None and judged.verdict is not None:
+                self._draw(judged)
+                content = self._verdict(judged, judged.verdict)
+        finally:
+            self.verdict.set_content(content)
+            self.verdict.classes(remove="stale")
 
     def _draw(self, plan: Plan) -> None:
         self.phases.set_content(self._phases(plan))

@@ -66,6 +66,7 @@ class _View:
             self.sliders = {"hidden": _WidthSlider(frame, "hidden")}
             self.sliders["width"] = _WidthSlider(frame, "width")
             frame.choice("tp")
+        self.problem = ui.html("", sanitize=False)
         self.changes = ui.html("", sanitize=False)
         self.follows = ui.html("", sanitize=False)
 
@@ -77,13 +78,24 @@ class _View:
         if "model" in changed:
             self.sliders["hidden"].base(data.hidden_width(spec), forget=changed == {"model"})
             self.sliders["width"].base(data.mlp_width(spec), forget=changed == {"model"})
-        now = data.edited(checkpoint, state["hidden"], state["width"])
+        now = self._edited(checkpoint)
         if changed - {"tp"}:
             self._draw(checkpoint, now)
             await asyncio.sleep(0)
         if changed - {"ctx", "how"}:
             quant, tp = state["quant"], int(state["tp"])
             self._follow(data.consequences(now, quant, tp), quant, tp)
+
+    def _edited(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With the widths as dragged; as it is where there can be no such model, which is said."""
+        state = self.frame.state
+        try:
+            now = data.edited(checkpoint, state["hidden"], state["width"])
+        except GateupError as error:
+            self.problem.set_content(self.frame.error_html(error))
+            return checkpoint
+        self.problem.set_content("")
+        return now
 
     def _draw(self, checkpoint: Checkpoint, now: Checkpoint) -> None:
         state = self.frame.state

@@ -107,7 +107,7 @@ class _View:
         if len(found.parts) > 1 and held == (0, found.width - 1):
             notes.append(t("whole"))
         if found.gated and found.layout.form != "split":
-            notes.append(t("matched", form=found.layout.form))
+            notes.append(t(found.layout.form))
         if found.gated and found.layout.orientation == "in_out":
             notes.append(t("turned"))
         return "".join(f'<p class="note">{text(n)}</p>' for n in notes)

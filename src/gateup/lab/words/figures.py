@@ -45,7 +45,7 @@ EN = {
 
 ZH = {
     "params.total": "参数量",
-    "params.active": "激活参数量(每个 token)",
+    "params.active": "激活参数量（每个 token）",
     "params.non_embedding": "不含嵌入与输出头",
     "params.mlp": "MLP 中的参数",
     "params.mlp_share": "MLP 占参数的比例",

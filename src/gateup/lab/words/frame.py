@@ -26,7 +26,7 @@ EN = {
 
 ZH = {
     "title": "gateup 实验室",
-    "about": "Llama 系列模型的门控前馈网络:可以看、可以改、可以练。"
+    "about": "Llama 系列模型的门控前馈网络：可以看、可以改、可以练。"
     "每个数字都由本机上的 gateup 计算。",
     "language": "English",
     "theme": "浅色或深色",
@@ -36,14 +36,14 @@ ZH = {
     "uploaded": "已载入 {name}",
     "how": "如何算出",
     "source": "来源",
-    "exact": "精确值:由形状和格式直接得出",
-    "bound": "上界:不会超过此值",
-    "estimate": "估计值:对分配器或引擎的建模",
+    "exact": "精确值：由形状和格式直接得出",
+    "bound": "上界：不会超过此值",
+    "estimate": "估计值：对分配器或引擎的建模",
     "page_error": "以这些设置无法显示本页。",
     "expected": "应为",
     "remedy": "解决办法",
     "where": "位置",
     "legend": "= 精确 · ≤ 上界 · ≈ 估计",
-    "gone": "本次运行的实验室里没有 {name};改为显示 {default}。",
-    "too_large": "文件超过 1 MB,这是 config.json 的上限。",
+    "gone": "本次运行的实验室里没有 {name}；改为显示 {default}。",
+    "too_large": "文件超过 1 MB，这是 config.json 的上限。",
 }

@@ -29,9 +29,12 @@ EN = {
     "experts": "experts",
     "heads": "query heads",
     "kv_heads": "KV heads",
-    "matched": "Gate and up lie in one tensor here ({form}): each rank takes matching rows of "
-    "both. Cutting the tensor in two instead gives one rank all of the gate; it loads without "
-    "complaint and computes garbage.",
+    "concat": "Gate and up lie one after the other in one tensor here: each rank takes matching "
+    "rows of both. Cutting the tensor in two instead gives one rank all of the gate; it loads "
+    "without complaint and computes garbage.",
+    "interleaved": "Gate and up lie in one tensor here, row by row (even: gate, odd: up), so a "
+    "rank's rows of both are neighbours. Read as two halves instead, it loads without complaint "
+    "and computes garbage.",
     "turned": "The file stores this tensor input-major: what is called rows here are its columns.",
     "cannot": "This split cannot be",
     "largest": "Tensor parallel {tp} is the largest degree below it that divides.",
@@ -44,23 +47,23 @@ EN = {
 
 ZH = {
     "title": "切分",
-    "about": "一层分布在多个 rank 上:谁持有哪些行、列、注意力头和专家,唯一的 all-reduce 在哪里。",
+    "about": "一层分布在多个 rank 上：谁持有哪些行、列、注意力头和专家，唯一的 all-reduce 在哪里。",
     "tp": "张量并行",
     "ep": "专家并行",
     "kind": "层",
-    "kind.dense": "第 {layers} 层:稠密",
-    "kind.moe": "第 {layers} 层:{n} 个专家",
+    "kind.dense": "第 {layers} 层：稠密",
+    "kind.moe": "第 {layers} 层：{n} 个专家",
     "quant": "权重存储格式",
     "tokens": "token 数 T",
     "how": "展开所有公式",
     "lanes": "从 x 到 y",
     "lanes_note": "x 在每个 rank 上都是完整的。每个 rank 独立计算自己那部分宽度 I,"
-    "因为 act ⊙ 逐通道进行:"
-    "gate 的第 i 行只需要 up 的第 i 行。随后每个 down 给出 y 的一个完整大小的部分和,"
-    "再把这些部分和相加:这就是 MLP 唯一的 all-reduce。(注意力在 o_proj 之后也有一次。)",
+    "因为 act ⊙ 逐通道进行："
+    "gate 的第 i 行只需要 up 的第 i 行。随后每个 down 给出 y 的一个完整大小的部分和，"
+    "再把这些部分和相加：这就是 MLP 唯一的 all-reduce。（注意力在 o_proj 之后也有一次。）",
     "matrices": "矩阵",
-    "whole": "每个专家完整地在一个 rank 上;切分的是哪个 rank 拥有哪些专家。"
-    "每个 rank 为选中其专家的 token 计算这些专家,求和方式相同。",
+    "whole": "每个专家完整地在一个 rank 上；切分的是哪个 rank 拥有哪些专家。"
+    "每个 rank 为选中其专家的 token 计算这些专家，求和方式相同。",
     "all_reduce": "all-reduce",
     "rank": "rank",
     "gate": "gate 的行",
@@ -70,9 +73,11 @@ ZH = {
     "experts": "专家",
     "heads": "查询头",
     "kv_heads": "KV 头",
-    "matched": "此处 gate 与 up 在同一个张量中({form}):每个 rank 取两者相对应的行。"
-    "若把张量直接切成两半,则一个 rank 会得到全部 gate;加载时毫无怨言,算出的却是垃圾。",
-    "turned": "文件以输入为主序存储此张量:这里所说的行是它的列。",
+    "concat": "此处 gate 与 up 在同一个张量中一前一后：每个 rank 取两者相对应的行。"
+    "若把张量直接切成两半，则一个 rank 会得到全部 gate；加载时毫无怨言，算出的却是垃圾。",
+    "interleaved": "此处 gate 与 up 在同一个张量中逐行交错（偶数行是 gate，奇数行是 up），"
+    "因此一个 rank 的两种行彼此相邻。若当作两半来读，加载时毫无怨言，算出的却是垃圾。",
+    "turned": "文件以输入为主序存储此张量：这里所说的行是它的列。",
     "cannot": "无法这样切分",
     "largest": "不大于它且可整除的最大张量并行度是 {tp}。",
     "figures": "每个 rank",

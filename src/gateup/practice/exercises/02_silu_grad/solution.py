@@ -1,7 +1,7 @@
 import numpy as np
 
 
-def silu_grad(x):
+def silu_grad(x: np.ndarray) -> np.ndarray:
     """The slope of SiLU at every element: x's shape and dtype."""
     wide = x.astype(np.float64)
     # exp only ever sees -|x| ≤ 0, so it lies in (0, 1] and cannot overflow.

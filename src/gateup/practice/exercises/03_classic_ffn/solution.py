@@ -20,7 +20,9 @@ def gelu_tanh(v):
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 
 
-def classic_ffn(x, w1, b1, w2, b2, act):
+def classic_ffn(
+    x: np.ndarray, w1: np.ndarray, b1: np.ndarray, w2: np.ndarray, b2: np.ndarray, act: str
+) -> np.ndarray:
     """y [T, H] of the FFN with two matrices; act is "relu", "gelu" or "gelu_tanh"."""
     hidden = x @ w1.T + b1  # [T, I]
     hidden = ACTIVATIONS[act](hidden).astype(x.dtype)

@@ -24,7 +24,7 @@ ACTIVATIONS = {
 }
 
 
-def gated(kind, a, b):
+def gated(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """act(a) · b for the unit named `kind`: the shape and dtype of a and b."""
     dtype = a.dtype
     a, b = a.astype(np.float64), b.astype(np.float64)

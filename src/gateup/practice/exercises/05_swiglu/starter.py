@@ -1,3 +1,6 @@
-def swiglu(x, w_gate, w_up, w_down):
+import numpy as np
+
+
+def swiglu(x: np.ndarray, w_gate: np.ndarray, w_up: np.ndarray, w_down: np.ndarray) -> np.ndarray:
     """x [..., H], w_gate and w_up [I, H], w_down [H, I] → [..., H]."""
     ...

@@ -9,7 +9,14 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def sublayer(x, weight, eps, w_gate, w_up, w_down):
+def sublayer(
+    x: np.ndarray,
+    weight: np.ndarray,
+    eps: float,
+    w_gate: np.ndarray,
+    w_up: np.ndarray,
+    w_down: np.ndarray,
+) -> np.ndarray:
     """x + SwiGLU(RMSNorm(x)): x [T, H] → [T, H] in x's dtype."""
     dtype = x.dtype
     # float16 squares overflow from 256 on: widen first, round once at the end.

@@ -1,3 +1,3 @@
-def ffn_width(hidden_size, multiple_of, ffn_dim_multiplier):
+def ffn_width(hidden_size: int, multiple_of: int, ffn_dim_multiplier: float) -> int:
     """The intermediate size I that LLaMA's rule gives: an int."""
     ...

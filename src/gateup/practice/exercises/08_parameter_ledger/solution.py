@@ -1,7 +1,7 @@
 import numpy as np
 
 
-def ledger(config):
+def ledger(config: dict) -> np.ndarray:
     """int64 [6]: embedding, attention, mlp, norm, head, total."""
     H, I = config["hidden_size"], config["intermediate_size"]
     L, V, d = config["num_hidden_layers"], config["vocab_size"], config["head_dim"]

@@ -56,5 +56,5 @@ def cases(seed):
         _case("Llama-3-8B", 4096, 14336, 32, 128, 8192),
         _case("Qwen3-0.6B", 1024, 3072, 16, 128, 40960),
         _case("held out", 48 * heads, 16 * wide, heads, 64, context),
-        _case("no context", 64, 256, 4, 16, 1),
+        _case("one key", 64, 256, 4, 16, 1),
     ]

@@ -1,3 +1,3 @@
-def saved_bytes(mode, tokens, H, I, layers, itemsize):
+def saved_bytes(mode: str, tokens: int, H: int, I: int, layers: int, itemsize: int) -> int:
     """Bytes that the MLPs of all layers keep for the backward pass: an int."""
     ...

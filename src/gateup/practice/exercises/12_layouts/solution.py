@@ -1,4 +1,7 @@
-def gate_and_up(fused, bias, form):
+import numpy as np
+
+
+def gate_and_up(fused: np.ndarray, bias: np.ndarray, form: str) -> tuple[np.ndarray, ...]:
     """(gate [I, H], up [I, H], gate_bias [I], up_bias [I])"""
     if form == "interleaved_in_out":
         fused, form = fused.T, "interleaved"  # from here on the output axis comes first

@@ -5,7 +5,9 @@ def silu(a):
     return a * (0.5 * (1 + np.tanh(a / 2)))
 
 
-def tiled(x, w_gate, w_up, w_down, tile):
+def tiled(
+    x: np.ndarray, w_gate: np.ndarray, w_up: np.ndarray, w_down: np.ndarray, tile: int
+) -> np.ndarray:
     """SwiGLU of x [T, H], at most `tile` rows at a time."""
     y = np.empty_like(x)
     for start in range(0, len(x), tile):

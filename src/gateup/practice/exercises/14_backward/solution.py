@@ -1,7 +1,9 @@
 import numpy as np
 
 
-def backward(dy, x, w_gate, w_up, w_down):
+def backward(
+    dy: np.ndarray, x: np.ndarray, w_gate: np.ndarray, w_up: np.ndarray, w_down: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """(dx [T, H], dw_gate [I, H], dw_up [I, H], dw_down [H, I])"""
     g, u = x @ w_gate.T, x @ w_up.T  # [T, I]
     s = 0.5 * (1 + np.tanh(g / 2))  # sigmoid

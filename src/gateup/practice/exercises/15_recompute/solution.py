@@ -22,6 +22,8 @@ class SwiGLU(torch.autograd.Function):
         return dg @ w_gate + du @ w_up, dg.T @ x, du.T @ x, dy.T @ (act * up)
 
 
-def swiglu(x, w_gate, w_up, w_down):
+def swiglu(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor
+) -> torch.Tensor:
     """SwiGLU of x [T, H] that keeps H + 2·I numbers per token for its backward pass."""
     return SwiGLU.apply(x, w_gate, w_up, w_down)

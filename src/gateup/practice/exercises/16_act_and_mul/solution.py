@@ -6,7 +6,7 @@ def silu(a):
     return a * np.where(a >= 0, np.float32(1), e) / (1 + e)
 
 
-def act_and_mul(memory, tokens, width, block):
+def act_and_mul(memory, tokens: int, width: int, block: int) -> None:
     """out = silu(gate) ⊙ up, at most `block` numbers at a time; each number is touched once."""
     for t in range(tokens):
         row = t * 2 * width

@@ -1,3 +1,3 @@
-def act_and_mul(memory, tokens, width, block):
+def act_and_mul(memory, tokens: int, width: int, block: int) -> None:
     """out = silu(gate) ⊙ up, at most `block` numbers at a time; each number is touched once."""
     ...

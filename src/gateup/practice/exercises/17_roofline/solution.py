@@ -3,7 +3,7 @@ import math
 import numpy as np
 
 
-def roofline(T, H, I, itemsize, peak, bandwidth):
+def roofline(T: int, H: int, I: int, itemsize: int, peak: float, bandwidth: float) -> np.ndarray:
     """float64 [4]: FLOPs, bytes, seconds, tokens from which the arithmetic decides."""
     flops = 6 * T * H * I
     nbytes = itemsize * (3 * H * I + 2 * T * H)

@@ -5,6 +5,9 @@ import numpy as np
 from gateup.model.layout import GateUpLayout, shard
 from gateup.practice.exercise import Case, Expected, Outcome
 from gateup.practice.oracles import (
+    count,
+    items,
+    near,
     product,
     silu,
     swiglu,
@@ -60,29 +63,23 @@ def cases(seed):
 
 
 def recognise(case: Case, outcome: Outcome):
-    if not isinstance(outcome.value, (tuple, list)):
+    answer = items(outcome.value, 3)
+    whole = case.expected[0].value
+    if answer is None or np.isnan(count(answer[1])):
         return None
-    _, calls, given = outcome.value
+    calls, given = count(answer[1]), answer[2]
     if calls != 1:
         return "reduced_before_down" if calls else "no_all_reduce"
-    x, w_gate, w_up, w_down, tp = case.args
-    whole = case.expected[0].value
-    if np.shape(given) != whole.shape:
+    if not isinstance(given, np.ndarray) or given.shape != whole.shape:
         return None
-    if np.allclose(given, whole, rtol=1e-3, atol=1e-4):
+    if near(given, whole):
         return "not_split"
-    n = len(w_gate) // tp
+    x, w_gate, w_up, w_down, tp = case.args
+    n, cut = len(w_gate) // tp, len(w_down) // tp  # a rank's neurons; outputs, if cut by those
     hidden = silu(product(x, w_gate)) * product(x, w_up)
-    first = np.zeros_like(hidden)
-    first[:, :n] = hidden[:, :n]
-    cut = w_down.shape[0] // tp
-    by_rows = product(first, w_down)[:, :cut]
-    if (
-        np.allclose(given[0][:, :cut], by_rows, rtol=1e-3, atol=1e-4)
-        and not given[0][:, cut:].any()
-    ):
+    hidden[:, n:] = 0
+    if near(given[0][:, :cut], product(hidden, w_down)[:, :cut]) and not given[0][:, cut:].any():
         return "down_by_rows"
-    strided = swiglu(x, w_gate[:n], wide(w_up)[::tp], w_down[:, :n])
-    shifted = swiglu(x, w_gate[:n], wide(w_up)[n : 2 * n], w_down[:, :n])
-    another = [v for v in (strided, shifted) if np.allclose(given[0], v, rtol=1e-3, atol=1e-4)]
-    return "up_of_another" if another else None
+    others = (wide(w_up)[::tp], wide(w_up)[n : 2 * n])  # every tp-th row, the next rank's rows
+    wrong = [swiglu(x, w_gate[:n], rows, w_down[:, :n]) for rows in others if len(rows) == n]
+    return "up_of_another" if any(near(given[0], v) for v in wrong) else None

@@ -5,7 +5,9 @@ def silu(a):
     return a * (0.5 * (1 + np.tanh(a / 2)))
 
 
-def tp_swiglu(x, w_gate, w_up, w_down, tp, all_reduce):
+def tp_swiglu(
+    x: np.ndarray, w_gate: np.ndarray, w_up: np.ndarray, w_down: np.ndarray, tp: int, all_reduce
+) -> np.ndarray:
     """[tp, T, H]: what each of tp ranks holds after one all-reduce."""
     n = w_gate.shape[0] // tp  # neurons of a rank
     parts = []

@@ -1,3 +1,8 @@
-def tp_swiglu(x, w_gate, w_up, w_down, tp, all_reduce):
+import numpy as np
+
+
+def tp_swiglu(
+    x: np.ndarray, w_gate: np.ndarray, w_up: np.ndarray, w_down: np.ndarray, tp: int, all_reduce
+) -> np.ndarray:
     """[tp, T, H]: what each of tp ranks holds after one all-reduce."""
     ...

@@ -1,7 +1,7 @@
 import numpy as np
 
 
-def reshard(gate_up, down, tp):
+def reshard(gate_up: np.ndarray, down: np.ndarray, tp: int) -> tuple[np.ndarray, np.ndarray]:
     """(gate_up [tp, 2I/tp, H], down [tp, H, I/tp]) from any other number of ranks."""
     old, _, H = gate_up.shape
     I = old * down.shape[2]

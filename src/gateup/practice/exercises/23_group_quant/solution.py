@@ -5,7 +5,7 @@ def inverse(d):
     return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
 
 
-def quantise(x, bits):
+def quantise(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(d float16 [blocks], q int8 [blocks, 32] or uint8 [blocks, 16], back float32)"""
     if bits == 8:
         d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)

@@ -5,7 +5,14 @@ def silu(a):
     return a * (0.5 * (1 + np.tanh(a / 2)))
 
 
-def ablation(h, w_gate, w_up, w_down, unembed, k):
+def ablation(
+    h: np.ndarray,
+    w_gate: np.ndarray,
+    w_up: np.ndarray,
+    w_down: np.ndarray,
+    unembed: np.ndarray,
+    k: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(change [I], order [k], logits [V])"""
     p = silu(w_gate @ h) * (w_up @ h)  # [I]
     top = np.argmax(unembed @ (h + w_down @ p))

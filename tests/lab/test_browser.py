@@ -1,0 +1,276 @@
+"""The lab in a real, headless Chromium: every page, both languages, both themes, a phone's width.
+
+One server and one browser for the whole file. Skipped where there is no Chromium to drive; none is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gateup.lab.registry import PAGES
+from gateup.lab.words import texts
+from gateup.model import presets
+
+
+def _driver() -> ModuleType:
+    """benchmarks/lab.py, which starts the lab and the browser."""
+    path = Path(__file__).parents[2] / "benchmarks" / "lab.py"
+    found = importlib.util.spec_from_file_location("benchmark_lab", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+DRIVER = _driver()
+PAGE_NAMES = [p.name for p in PAGES if p.available]
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),  # one server and one browser
+    pytest.mark.skipif(
+        find_spec("playwright") is None or find_spec("nicegui") is None,
+        reason="needs the packages playwright and nicegui",
+    ),
+    pytest.mark.skipif(DRIVER.CHROMIUM is None, reason="there is no chromium on PATH"),
+]
+
+
+@dataclass
+class Lab:
+    """A running lab and a page in a browser, with everything that the browser said and asked for.
+
+    trouble  console errors, uncaught exceptions, requests that went elsewhere or failed
+    """
+
+    base: str
+    page: Any
+    asked: list[str] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+
+    def go(self, path: str) -> None:
+        """Open a page of the lab and wait until its websocket is connected."""
+        self.page.goto(self.base + path)
+        self.page.wait_for_selector("main footer")
+        self.page.wait_for_function("window.socket && window.socket.connected")
+
+    def clean(self) -> None:
+        """Fail where anything went wrong since the last call."""
+        assert self.asked, "the requests are not recorded"
+        trouble, self.trouble[:] = "\n".join(self.trouble), []
+        assert not trouble, trouble
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A lab that runs; gives the URL it printed. It must end cleanly by Ctrl-C."""
+    home = tmp_path_factory.mktemp("home")
+    with DRIVER.running_lab(home) as url:
+        yield url
+    assert not (home / ".nicegui").exists()  # nothing is left where the command ran
+
+
+@pytest.fixture(scope="module")
+def lab(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with DRIVER.browser(tmp_path_factory.mktemp("profile")) as context:
+        base = server.partition("/?")[0]
+        made = Lab(base, context.pages[0])
+        page = made.page
+
+        def asked(request: Any) -> None:
+            made.asked.append(request.url)
+            if not request.url.startswith((f"{base}/", "data:", "blob:")):
+                made.trouble.append(f"asked elsewhere: {request.url}")
+
+        def answered(response: Any) -> None:
+            if response.status >= 400:
+                made.trouble.append(f"{response.status} {response.url}")
+
+        page.on("request", asked)
+        page.on("websocket", lambda ws: made.asked.append(ws.url))
+        page.on("response", answered)
+        page.on("pageerror", lambda error: made.trouble.append(f"uncaught: {error}"))
+        page.on(
+            "console",
+            lambda m: made.trouble.append(f"console: {m.text}") if m.type == "error" else None,
+        )
+        page.goto(server)
+        page.wait_for_selector("main footer")
+        yield made
+
+
+def test_the_token_is_gone_from_the_url_and_from_the_history(lab: Lab, server: str) -> None:
+    assert lab.page.url == lab.base + "/"
+    assert lab.page.evaluate("history.length") <= 2
+    assert lab.page.evaluate("document.cookie") == ""  # HttpOnly
+    cookies = {c["name"]: c for c in lab.page.context.cookies()}
+    ours = next(c for name, c in cookies.items() if name.startswith("gateup-lab-"))
+    assert (ours["httpOnly"], ours["sameSite"]) == (True, "Strict")
+    lab.clean()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_every_page_opens_without_an_error(lab: Lab, name: str, language: str) -> None:
+    """English in light on a wide screen, Chinese in dark on a phone."""
+    phone = language == "zh"
+    lab.page.set_viewport_size({"width": 390 if phone else 1100, "height": 800})
+    lab.go(f"/{name}?lang={language}&theme={'dark' if phone else 'light'}")
+    words = texts(name, language)
+    assert lab.page.inner_text("h1") == words["title"]
+    assert lab.page.get_attribute("html", "lang") == language
+    assert lab.page.evaluate("document.body.classList.contains('body--dark')") == phone
+    assert not lab.page.locator(".error").count()
+    lab.page.wait_for_timeout(300)
+    assert lab.page.evaluate("document.documentElement.scrollWidth") <= (390 if phone else 1100)
+    lab.clean()
+
+
+def test_the_surfaces_are_drawn(lab: Lab) -> None:
+    lab.page.set_viewport_size({"width": 1100, "height": 800})
+    lab.go("/gate?show=silu,ungated")
+    lab.page.wait_for_function("document.querySelectorAll('.plot3d canvas').length >= 2")
+    scenes = lab.page.evaluate(
+        "[...document.querySelectorAll('.plot3d')].map((p) => [p._fullLayout.scene.xaxis.range,"
+        " p._fullLayout.scene.zaxis.range])"
+    )
+    assert scenes[0] == scenes[1]  # the same axes for all
+    lab.clean()
+
+
+def _slide(lab: Lab, label: str, key: str, times: int) -> None:
+    """Move a slider by its keys."""
+    lab.page.locator(f'[role=slider][aria-label="{label}"] [tabindex="0"]').focus()
+    for _ in range(times):
+        lab.page.keyboard.press(key)
+
+
+def test_a_slider_changes_the_page_and_the_url_and_survives_a_reload(lab: Lab) -> None:
+    lab.go("/gate?show=silu")
+    before = lab.page.inner_text("main table")
+    _slide(lab, texts("gate", "en")["a"], "ArrowRight", 3)
+    lab.page.wait_for_function("location.search.includes('a=1.3')")
+    lab.page.wait_for_function(
+        "(before) => document.querySelector('main table').innerText !== before", arg=before
+    )
+    lab.page.wait_for_function(
+        "Math.abs(document.querySelector('.plot3d').data[1].x[0] - 1.3) < 1e-9"
+    )
+    after = lab.page.inner_text("main table")
+    lab.page.reload()
+    lab.page.wait_for_selector("main footer")
+    assert "a=1.3" in lab.page.url
+    assert lab.page.inner_text("main table") == after
+    lab.clean()
+
+
+def test_a_figure_shows_its_formula_and_stays_open_when_its_value_changes(lab: Lab) -> None:
+    lab.go("/split?model=llama-3-8b&tp=2")
+    name = texts("split", "en")["fig.all_reduce"]
+    lab.page.get_by_text(name).click()
+    formula = lab.page.locator(".figure details[open] code").first
+    assert formula.inner_text() == "T·H·b"
+    _slide(lab, texts("split", "en")["tokens"], "ArrowRight", 2)
+    lab.page.wait_for_function("document.body.innerText.includes('4096·4096·2')")
+    lab.page.wait_for_function("document.querySelectorAll('.figure details[open]').length === 1")
+    lab.clean()
+
+
+def test_widths_that_no_model_has_are_said_beside_the_sliders(lab: Lab) -> None:
+    lab.go("/model?model=llama-3-8b&hidden=4112")
+    assert "4112 is not a multiple of the 32" in lab.page.inner_text(".error")
+    assert "8,030,261,248" in lab.page.inner_text("main")
+    lab.clean()
+
+
+def test_a_model_this_run_does_not_know_gives_way_to_the_default(lab: Lab) -> None:
+    lab.go("/model?model=upload-0123456789ab")
+    lab.page.wait_for_function("document.body.innerText.includes('8,030,261,248')")
+    lab.clean()
+
+
+def test_back_takes_the_state_with_it(lab: Lab) -> None:
+    lab.go("/split?tp=2")
+    assert lab.page.locator("main table tr").count() == 3
+    lab.page.locator('[aria-label="Tensor parallel"]').first.click()
+    lab.page.get_by_role("option", name="8", exact=True).click()
+    lab.page.wait_for_function("document.querySelectorAll('main table tr').length === 9")
+    assert lab.page.url.endswith("tp=8")
+    lab.page.go_back()
+    lab.page.wait_for_function("document.querySelectorAll('main table tr').length === 3")
+    assert lab.page.url.endswith("tp=2")
+    assert lab.page.locator('[aria-label="Tensor parallel"]').first.input_value() == "2"
+    lab.clean()
+
+
+def test_the_model_goes_along_to_the_next_page(lab: Lab) -> None:
+    lab.go("/model?model=phi-3-mini&theme=dark")
+    lab.page.get_by_role("link", name="Context").click()
+    lab.page.wait_for_url("**/context?*")
+    assert "model=phi-3-mini" in lab.page.url
+    assert "theme=dark" in lab.page.url
+    lab.clean()
+
+
+def test_settings_that_cannot_be_are_answered_with_the_remedy(lab: Lab) -> None:
+    lab.go("/memory?device=24XB")
+    lab.page.wait_for_selector(".error")
+    assert "--device 24XB: not a device gateup knows" in lab.page.inner_text(".error")
+    lab.clean()
+
+
+def test_the_verdict_comes_after_the_page(lab: Lab) -> None:
+    lab.go("/memory?model=llama-3-8b&device=8GB")
+    lab.page.wait_for_selector(".verdict.no")
+    assert "Does not fit 8 GB" in lab.page.inner_text(".verdict.no")
+    assert lab.page.locator("main ol li").count() >= 1
+    lab.clean()
+
+
+def test_a_config_of_ones_own(lab: Lab, tmp_path: Path) -> None:
+    config = {**presets.PRESETS["llama-3.2-1b"].config, "num_hidden_layers": 3}
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    lab.go("/model")
+    lab.page.set_input_files("input[type=file]", str(tmp_path / "mine.json"))
+    lab.page.wait_for_function("location.search.includes('model=upload-')")
+    lab.page.wait_for_function("document.body.innerText.includes('One layer (layers 0-2)')")
+    (tmp_path / "bad.json").write_bytes(b"\x80\x04pickled")
+    lab.page.set_input_files("input[type=file]", str(tmp_path / "bad.json"))
+    lab.page.wait_for_selector(".error")
+    assert "where: bad.json" in lab.page.inner_text(".error")
+    lab.clean()
+
+
+def test_an_exercise_is_judged_in_the_browser(lab: Lab) -> None:
+    from gateup.practice.exercise import find
+
+    lab.go("/exercises?n=silu")
+    lab.page.get_by_role("button", name="Run").click()
+    lab.page.wait_for_selector(".verdict.no", timeout=30_000)
+    lab.page.locator(".cm-content").click()
+    lab.page.keyboard.press("Control+a")
+    lab.page.keyboard.insert_text(find("silu").solution())
+    lab.page.get_by_role("button", name="Run").click()
+    lab.page.wait_for_selector(".verdict.yes", timeout=30_000)
+    lab.go("/exercises")
+    assert "1 of" in lab.page.inner_text("main h2")
+    lab.clean()
+
+
+def test_without_the_cookie_nothing_is_answered(lab: Lab) -> None:
+    for path in ("/", "/gate", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
+        answer = lab.page.context.request.get(lab.base + path, headers={"Cookie": "none=1"})
+        assert answer.status == 403, path
