@@ -89,11 +89,16 @@ void tile_product_amx(const Chunk& chunk, const TileInput& in, int blocks, float
   }
   const int steps = blocks * subs;
   const u8* codes = chunk.codes[0];
+  tile_pair<step>(in.codes, codes, dots[0], false);
   for (int s = 0; s < steps; s += 2) {
+    // The next two are on their way while these are added up: a tile's result takes longer from
+    // the multiplication to the vector registers than the additions of two.
     const bool upper = s / 2 % 2 != 0;
-    i32* dot = dots[upper ? 2 : 0];
-    tile_pair<step>(in.codes + s / subs * kTileRows * kBlockK, codes + s * step * kPanel, dot,
-                    upper);
+    const i32* dot = dots[upper ? 2 : 0];
+    if (s + 2 < steps) {
+      tile_pair<step>(in.codes + (s + 2) / subs * kTileRows * kBlockK,
+                      codes + (s + 2) * step * kPanel, dots[upper ? 0 : 2], !upper);
+    }
     for (int i = 0; i < 2; ++i) {
       const int b = (s + i) / subs;
       add_dots<K>(dot + i * 256, _mm512_load_ps(chunk.scale[s + i]), in.scale + b * kTileRows,
