@@ -74,36 +74,32 @@ class Gateup:
 
 
 class LlamaCpp:
-    """llama.cpp's C interface through llama-cpp-python, without that package's own sampling."""
+    """llama.cpp through llama-cpp-python, without that package's own sampling."""
 
     def __init__(self, model: str, threads: int, capacity: int) -> None:
-        import ctypes
+        import llama_cpp
 
-        import llama_cpp as lib
-
-        self.lib = lib
-        self._quiet = lib.llama_log_callback(lambda level, text, data: None)
-        lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        lib.llama_backend_init()
-        self.model = lib.llama_model_load_from_file(
-            model.encode(), lib.llama_model_default_params()
+        self.get_logits = llama_cpp.llama_get_logits_ith
+        self.llama = llama_cpp.Llama(
+            model,
+            n_ctx=capacity,
+            n_batch=CALL,
+            n_ubatch=CALL,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
         )
-        params = lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = capacity, CALL, CALL
-        params.n_threads = params.n_threads_batch = threads
-        self.context = lib.llama_init_from_model(self.model, params)
-        self.vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.vocabulary = self.llama.n_vocab()
 
     def clear(self) -> None:
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        self.llama.reset()
 
     def feed(self, ids: list[int]) -> int:
+        """The likeliest token behind the ones so far."""
         import numpy as np
 
-        array = (self.lib.llama_token * len(ids))(*ids)
-        if self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(array, len(ids))):
-            raise SystemExit("llama_decode failed")
-        logits = self.lib.llama_get_logits_ith(self.context, -1)
+        self.llama.eval(ids)
+        logits = self.get_logits(self.llama.ctx, -1)
         return int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
 
     def parts(self) -> dict[str, float]:

@@ -194,7 +194,8 @@ void bind_decoder(nb::module_& m) {
   nb::class_<DecoderCache>(m, "DecoderCache")
       .def("__init__", &make_cache, "Per layer (keys, values, stride); capacity, slots, dtype");
   nb::class_<Decoder>(m, "Decoder")
-      .def("__init__", [](Decoder* self, const nb::dict& parts) { new (self) Decoder(parts_of(parts)); })
+      .def("__init__",
+           [](Decoder* self, const nb::dict& parts) { new (self) Decoder(parts_of(parts)); })
       .def("forward", &forward,
            "Cache, addresses of ids or embeddings, (slot, rows, position) of each sequence, rows "
            "whose logits are wanted, address of the logits, threads")

@@ -1,5 +1,6 @@
 // Dense products over tensors where they lie, as Python sees them: addresses and strides.
-#include <nanobind/nanobind.h>
+#include "bind_dense.hpp"
+
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -75,8 +76,6 @@ void gated_mlp(const std::vector<MatrixArgs>& weights, const std::vector<std::ui
 }
 
 }  // namespace
-
-void bind_dense(nb::module_& m);
 
 void bind_dense(nb::module_& m) {
   m.def("dense_linear", &linear, "y = x Wᵀ + bias with W as it lies");

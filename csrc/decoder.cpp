@@ -128,7 +128,8 @@ struct Decoder::Pass {
     if (tokens.ids != nullptr) {
       const MatrixKernels* family = matrix_kernels(parts().embed.type);
       family->unpack(parts().embed, tokens.ids, rows, rows_at(x, hidden()), threads);
-      if (parts().embedding_scale != 1.0f) team().scale(x, rows * hidden(), parts().embedding_scale);
+      const float scale = parts().embedding_scale;
+      if (scale != 1.0f) team().scale(x, rows * hidden(), scale);
     } else {
       std::memcpy(x, tokens.embeddings, static_cast<std::size_t>(rows * hidden()) * sizeof(float));
     }
@@ -149,15 +150,17 @@ struct Decoder::Pass {
     }
   }
 
+  i64 pairs(int rope) const {
+    return static_cast<i64>(parts().ropes[static_cast<std::size_t>(rope)].inv_freq.size());
+  }
+
   HeadRows heads_of(const Layer& layer, const float* norm, int heads) const {
     HeadRows out{norm, parts().norm_epsilon, heads, layer.attention.head_dim, nullptr, 0};
     if (layer.rope < 0) return out;
     const float* at = decoder.angles_.floats(0);
-    for (int i = 0; i < layer.rope; ++i) {
-      at += rows * 2 * static_cast<i64>(parts().ropes[static_cast<std::size_t>(i)].inv_freq.size());
-    }
+    for (int i = 0; i < layer.rope; ++i) at += rows * 2 * pairs(i);
     out.angles = at;
-    out.pairs = static_cast<i64>(parts().ropes[static_cast<std::size_t>(layer.rope)].inv_freq.size());
+    out.pairs = pairs(layer.rope);
     return out;
   }
 
@@ -231,8 +234,9 @@ struct Decoder::Pass {
     std::vector<Tokens::Span> runs;
     i64 row = 0, next = 0;
     for (const Tokens::Span& span : spans) {
-      for (i64 before = -2; next < count && wanted[static_cast<std::size_t>(next)] < row + span.rows; ++next) {
+      for (i64 before = -2; next < count; ++next) {
         const i64 at = wanted[static_cast<std::size_t>(next)];
+        if (at >= row + span.rows) break;
         const i64 position = span.position + at - row;
         if (at == before + 1) {
           ++runs.back().rows;

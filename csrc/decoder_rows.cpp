@@ -82,7 +82,8 @@ void RowTeam::angles(const i64* positions, i64 rows, const Rope& rope, float* ou
     for (i64 r = begin; r < end; ++r) {
       float* row = out + r * 2 * pairs;
       for (i64 j = 0; j < pairs; ++j) {
-        const float angle = static_cast<float>(positions[r]) * rope.inv_freq[static_cast<std::size_t>(j)];
+        const float frequency = rope.inv_freq[static_cast<std::size_t>(j)];
+        const float angle = static_cast<float>(positions[r]) * frequency;
         row[j] = std::cos(angle) * rope.scale;
         row[pairs + j] = std::sin(angle) * rope.scale;
       }

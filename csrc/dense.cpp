@@ -145,9 +145,7 @@ const DenseKernels& dense_kernels() {
   }
 }
 
-const MatrixKernels* dense_matrix_kernels(std::int32_t type) {
-  return itemsize(type) != 0 ? &kMatrixKernels : nullptr;
-}
+const MatrixKernels& dense_matrix_kernels() { return kMatrixKernels; }
 
 // ---- scratch ----------------------------------------------------------------------------------
 

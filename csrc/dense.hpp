@@ -48,8 +48,8 @@ struct DenseKernels {
 // For current_isa().
 const DenseKernels& dense_kernels();
 
-// The same, behind the interface of matrix.hpp; nullptr for other types.
-const MatrixKernels* dense_matrix_kernels(std::int32_t type);
+// The same, behind the interface of matrix.hpp.
+const MatrixKernels& dense_matrix_kernels();
 
 // ---- what the kernels' sources share; defined in dense.cpp, once and for the plainest
 // instruction set, because a linker may merge an inline function's copies --------------------

@@ -7,13 +7,12 @@
 #include "act_and_mul.hpp"
 #include "dense.hpp"
 #include "dense_amx.hpp"
+#include "dense_amx_rows.hpp"
 #include "parallel.hpp"
 
 namespace gateup {
 namespace amx {
 namespace {
-
-using i64 = std::int64_t;
 
 // Tokens that go through all weights together. x and the product of so many, in blocks of k, and
 // the sums of a group of rows fit the second-level cache; half as many doubled the weights'
@@ -25,10 +24,6 @@ constexpr i64 kStreamSteps = 128;  // the same with one block of tokens, when we
 constexpr i64 kCopyFrom = 3;      // blocks of 32 tokens from which weights are copied together
 
 constexpr i64 kSums = 1024;       // floats: 2 panels x 2 groups of tokens x 16 x 16
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
-
-i64 at_most(i64 a, i64 b) { return a < b ? a : b; }
 
 // Panels of 16 rows; the last one, where it is short, in a copy padded with zeros.
 struct Panels {
@@ -48,26 +43,6 @@ Panel panel_of(const Panels& w, i64 index) {
   return whole ? Panel{w.data + index * kTile * w.stride, w.stride} : Panel{w.last, w.last_stride};
 }
 
-// x or the product, as the tiles' second operand.
-struct Operand {
-  char* data;
-  i64 steps;   // of 32 along k, zeros behind the last number
-  i64 tokens;
-  int width;   // tokens in a group
-  i64 groups() const { return ceil_div(tokens, kTile); }
-  i64 step_bytes() const { return 64 * static_cast<i64>(width); }
-  char* group(i64 index) const { return data + index * steps * step_bytes(); }
-};
-
-i64 operand_bytes(i64 tokens, i64 k) {
-  const i64 width = at_most(tokens, kTile);
-  return ceil_div(tokens, kTile) * ceil_div(k, kStep) * 64 * width;
-}
-
-Operand operand(char* data, i64 tokens, i64 k) {
-  return {data, ceil_div(k, kStep), tokens, static_cast<int>(at_most(tokens, kTile))};
-}
-
 // One matrix product, or gate and up with the product of both behind it.
 struct Phase {
   Panels a, b;  // the same matrix, or gate and up
@@ -82,6 +57,12 @@ struct Phase {
   Operand h;
   Rows pre_gate, pre_up, product;
 
+  Panel first(i64 pair) const { return panel_of(a, gated ? pair : 2 * pair); }
+  // Of an odd number of panels the last one counts twice.
+  Panel second(i64 pair) const {
+    const bool alone = !gated && (2 * pair + 1) * kTile >= b.n;
+    return panel_of(b, gated ? pair : 2 * pair + (alone ? 0 : 1));
+  }
   i64 blocks() const { return ceil_div(x.groups(), 2); }
   i64 block_steps() const { return blocks() > 1 ? kBlockSteps : kStreamSteps; }
   bool copies() const { return blocks() >= kCopyFrom; }
@@ -92,49 +73,6 @@ struct Phase {
 };
 
 // ---- x into tiles -----------------------------------------------------------------------------
-
-i64 itemsize(const Rows& rows) { return rows.dtype == kFloat32 ? 4 : 2; }
-
-GATEUP_INLINE __m512i as_pairs(__m512 low, __m512 high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-}
-
-GATEUP_INLINE __m512i load_pairs(const char* row, std::int32_t dtype, i64 k0, i64 left) {
-  const __mmask16 m0 = first(left), m1 = first(left - 16);
-  if (dtype == kFloat32) {
-    const float* p = reinterpret_cast<const float*>(row) + k0;
-    return as_pairs(_mm512_maskz_loadu_ps(m0, p), _mm512_maskz_loadu_ps(m1, p + 16));
-  }
-  const u16* p = reinterpret_cast<const u16*>(row) + k0;
-  const __m512i bits = _mm512_maskz_loadu_epi16(static_cast<u32>(m1) << 16 | m0, p);
-  if (dtype == kBFloat16) return bits;
-  return as_pairs(_mm512_cvtph_ps(_mm512_castsi512_si256(bits)),
-                  _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)));
-}
-
-void pack_group(const Rows& x, i64 first_token, i64 k, const Operand& out, i64 group, i64 begin,
-                i64 end) {
-  const i64 t0 = group * kTile;
-  const i64 valid = at_most(out.tokens - t0, kTile);
-  const i64 row_bytes = x.stride * itemsize(x);
-  const char* row = x.data + (first_token + t0) * row_bytes;
-  const __mmask16 mask = first(out.width);
-  for (i64 step = begin; step < end; ++step) {
-    const i64 k0 = step * kStep;
-    char* to = out.group(group) + step * out.step_bytes();
-    __m512i r[16];
-    for (i64 t = 0; t < 16; ++t) {
-      r[t] = t < valid ? load_pairs(row + t * row_bytes, x.dtype, k0, k - k0)
-                       : _mm512_setzero_si512();
-    }
-    if (out.width == 1) {
-      _mm512_storeu_si512(to, r[0]);
-      continue;
-    }
-    transpose(r);
-    for (int j = 0; j < 16; ++j) _mm512_mask_storeu_epi32(to + j * 4 * out.width, mask, r[j]);
-  }
-}
 
 void pack_x(const Rows& x, i64 first_token, i64 k, const Operand& out, int threads) {
   const i64 parts = ceil_div(out.steps, 16), groups = out.groups();
@@ -161,10 +99,29 @@ struct Weights {
   i64 stride_a, stride_b, step;  // bytes
 };
 
+// The weights that come next, on their way to the second-level cache while tiles multiply.
+// Without it, reading them took a third of the time at T = 512 (H 4096, I 14336).
+struct Ahead {
+  Panel panels[2];
+  i64 lines, per_step;  // of a row; fetched at each step
+  i64 row, line;
+
+  void step() {
+    for (i64 i = 0; i < per_step && row < 2 * kTile; ++i) {
+      const Panel& panel = panels[row / kTile];
+      _mm_prefetch(panel.data + row % kTile * panel.stride + line * 64, _MM_HINT_T1);
+      if (++line == lines) {
+        line = 0;
+        ++row;
+      }
+    }
+  }
+};
+
 // c: [panel a, b][group 0, 1][16 rows][16 tokens]; w[0] whole steps, w[1] one step behind them.
 template <bool kTwo>
 GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, const char* x0,
-                            const char* x1, i64 x_step, float* c, bool resume) {
+                            const char* x1, i64 x_step, float* c, bool resume, Ahead& ahead) {
   const i64 x_stride = x_step / 16;
   if (resume) {
     GATEUP_TILE_LOAD(0, c, 64);
@@ -199,6 +156,7 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
       a += step;
       b += step;
       x0 += x_step;
+      ahead.step();
     }
     if (tail == nullptr) break;
     a = tail->a;
@@ -235,47 +193,6 @@ void copy_tail(const Panel& from, i64 k, char* to) {
 }
 
 // ---- results ----------------------------------------------------------------------------------
-
-void add_bias(float* tile, const float* bias, i64 n) {
-  for (i64 r = 0; r < at_most(n, kTile); ++r) {
-    const __m512 b = _mm512_set1_ps(bias[r]);
-    _mm512_store_ps(tile + r * 16, _mm512_add_ps(_mm512_load_ps(tile + r * 16), b));
-  }
-}
-
-// tile [16 rows][16 tokens] to y[token, n0 + row].
-void store_tile(const float* tile, const Rows& y, i64 token, i64 tokens, i64 n0, i64 n) {
-  __m512i r[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(tile + i * 16);
-  transpose(r);
-  const __mmask16 mask = first(n);
-  for (i64 t = 0; t < at_most(tokens, kTile); ++t) {
-    const __m512 v = _mm512_castsi512_ps(r[t]);
-    char* to = y.data + ((token + t) * y.stride + n0) * itemsize(y);
-    if (y.dtype == kFloat32) {
-      _mm512_mask_storeu_ps(to, mask, v);
-    } else {
-      const __m256i half = y.dtype == kBFloat16
-                               ? reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v))
-                               : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-      _mm256_mask_storeu_epi16(to, mask, half);
-    }
-  }
-}
-
-// tile [16 rows][16 tokens] as 8 pairs of k of the next product's operand.
-void store_operand(const float* tile, char* to, int width) {
-  const __mmask16 mask = first(width);
-  for (int j = 0; j < 8; ++j) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(tile + j * 32 + 16),
-                                              _mm512_load_ps(tile + j * 32));
-    const __m512i bits = reinterpret_cast<__m512i>(both);
-    const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bits, 1));
-    const __m512i pairs = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-    _mm512_mask_storeu_epi32(to + j * 4 * width, mask, pairs);
-  }
-}
 
 void finish_linear(const Phase& p, i64 pair, i64 block, float* c) {
   for (int side = 0; side < 2; ++side) {
@@ -329,6 +246,19 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
 
 // ---- one item: a group of pairs of panels, all tokens of the chunk, all of k --------------------
 
+// `steps` along k of a pair from s0 on, spread over the steps of the block at work.
+Ahead next(const Phase& p, i64 pair, i64 s0, i64 steps) {
+  Ahead ahead{};
+  const i64 lines = at_most(p.block_steps(), p.k / kStep - s0);
+  if (pair >= p.pairs || lines < 1 || steps < 1) return ahead;
+  ahead.panels[0] = p.first(pair);
+  ahead.panels[1] = p.second(pair);
+  for (Panel& panel : ahead.panels) panel.data += s0 * 64;
+  ahead.lines = lines;
+  ahead.per_step = ceil_div(2 * kTile * lines, p.blocks() * steps);
+  return ahead;
+}
+
 void run_item(const Phase& p, i64 item, char* scratch) {
   const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
   const i64 whole = p.k / kStep, rest = p.k % kStep, blocks = p.blocks();
@@ -340,10 +270,9 @@ void run_item(const Phase& p, i64 item, char* scratch) {
     const i64 steps = at_most(p.block_steps(), whole - s0);
     const bool last = s0 + steps == whole;
     for (i64 pair = begin; pair < end; ++pair) {
-      const Panel a = panel_of(p.a, p.gated ? pair : 2 * pair);
-      // An odd number of panels: the last one twice.
-      const bool alone = !p.gated && (2 * pair + 1) * kTile >= p.b.n;
-      const Panel b = panel_of(p.b, p.gated ? pair : 2 * pair + (alone ? 0 : 1));
+      const Panel a = p.first(pair), b = p.second(pair);
+      Ahead ahead = next(p, pair + 1 < end ? pair + 1 : last ? end : begin,
+                         pair + 1 < end ? s0 : last ? 0 : s0 + steps, steps);
       Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride, 64};
       if (p.copies()) {
         copy_tiles(a, s0 * 64, steps, copies);
@@ -361,7 +290,7 @@ void run_item(const Phase& p, i64 item, char* scratch) {
         const char* x1 = x0 + p.x.steps * p.x.step_bytes();
         float* c = sums + ((pair - begin) * blocks + block) * kSums;
         (two ? multiply<true> : multiply<false>)(w, steps, short_step ? &tail : nullptr, x0, x1,
-                                                 p.x.step_bytes(), c, s0 > 0);
+                                                 p.x.step_bytes(), c, s0 > 0, ahead);
         if (last) (p.gated ? finish_gated : finish_linear)(p, pair, block, c);
       }
     }

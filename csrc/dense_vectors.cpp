@@ -304,6 +304,16 @@ void linear(const DenseProduct* products, int count, const Rows& x, i64 t, int t
   }
 }
 
+const Kernels& act_kernels() {
+#if defined(__AVX512F__)
+  return avx512::kernels();
+#elif defined(__AVX2__)
+  return avx2::kernels();
+#else
+  return generic::kernels();
+#endif
+}
+
 void act_and_mul(std::int32_t act, float* gate, float* up, i64 n) {
   Job job{};
   job.rows = 1;
@@ -313,7 +323,7 @@ void act_and_mul(std::int32_t act, float* gate, float* up, i64 n) {
   job.gate = {reinterpret_cast<char*>(gate), 0, 1, kFloat32};
   job.up = {reinterpret_cast<char*>(up), 0, 1, kFloat32};
   job.h = job.gate;
-  GATEUP_ACT::kernels().forward(job, 0, job.blocks_per_row);
+  act_kernels().forward(job, 0, job.blocks_per_row);
 }
 
 void gated_unit(const DenseMLP& mlp, i64 row, const Inputs& x, i64 first, i64 tokens,

@@ -1,4 +1,4 @@
-// The families of kernels behind matrix_kernels(), for every instruction set they are built for.
+// The quantised kernels behind matrix_kernels(), for every instruction set they are built for.
 #pragma once
 
 #include "matrix.hpp"
@@ -8,7 +8,6 @@ namespace gateup {
 #define GATEUP_FAMILIES(isa)              \
   namespace isa {                         \
   const MatrixKernels& quant_kernels();   \
-  const MatrixKernels& dense_kernels();   \
   }
 
 GATEUP_FAMILIES(generic)

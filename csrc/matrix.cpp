@@ -1,6 +1,7 @@
 // Which kernels serve a type of weights on the instruction set in use.
 #include "matrix.hpp"
 
+#include "dense.hpp"
 #include "families.hpp"
 #include "isa.hpp"
 
@@ -28,29 +29,6 @@ const MatrixKernels* quantised() {
   }
 }
 
-#ifdef GATEUP_HAVE_DENSE
-const MatrixKernels* dense() {
-  switch (current_isa()) {
-#ifdef GATEUP_HAVE_AMX
-    case Isa::kAmx:
-      return &amx::dense_kernels();
-#endif
-#ifdef GATEUP_HAVE_AVX512
-    case Isa::kAvx512Bf16:
-      return &avx512bf16::dense_kernels();
-    case Isa::kAvx512Vnni:
-      return &avx512vnni::dense_kernels();
-#endif
-#ifdef GATEUP_HAVE_AVX2
-    case Isa::kAvx2:
-      return &avx2::dense_kernels();
-#endif
-    default:
-      return &generic::dense_kernels();
-  }
-}
-#endif
-
 }  // namespace
 
 const MatrixKernels* matrix_kernels(std::int32_t type) {
@@ -65,12 +43,10 @@ const MatrixKernels* matrix_kernels(std::int32_t type) {
     case kQ6_K:
     case kIQ4_NL:
       return quantised();
-#ifdef GATEUP_HAVE_DENSE
     case kF32:
     case kF16:
     case kBF16:
-      return dense();
-#endif
+      return &dense_matrix_kernels();
     default:
       return nullptr;
   }

@@ -14,7 +14,8 @@ GATEUP_INLINE Lanes exp_negative(Lanes x) {
   const Lanes bounded = larger(lowest, x);
   const Lanes shifted = fmadd(bounded, lanes_of(1.44269502f), shift);
   const Lanes n = shifted - shift;
-  const Lanes r = fmadd(n, lanes_of(-1.42860677e-06f), fmadd(n, lanes_of(-0.693145751953125f), bounded));
+  const Lanes upper = fmadd(n, lanes_of(-0.693145751953125f), bounded);
+  const Lanes r = fmadd(n, lanes_of(-1.42860677e-06f), upper);
   Lanes p = lanes_of(1.38145406e-3f);
   p = fmadd(p, r, lanes_of(8.36874545e-3f));
   p = fmadd(p, r, lanes_of(4.16683890e-2f));

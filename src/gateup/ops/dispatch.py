@@ -146,6 +146,11 @@ def choose(act: str, gate: Tensor, out: Tensor) -> Backend:
     raise UsageError(f"backend {_only!r} is not there", expected=f"one of {known}")
 
 
+def native_allowed() -> bool:
+    """False inside `using` of another backend than the native one."""
+    return _only in (None, NativeBackend.name)
+
+
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
     """Force one backend by name: for tests and measurements."""

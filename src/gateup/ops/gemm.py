@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gateup.ops import dense
 from gateup.ops.rows import spans
 
 _MKL_NAMES = {torch.bfloat16: "cblas_gemm_bf16bf16f32", torch.float16: "cblas_gemm_f16f16f32"}
@@ -52,7 +53,9 @@ def gemm(a: Tensor, b: Tensor, out: Tensor, *, accumulate: bool = False) -> None
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out = x weightᵀ + bias. x [T, K]; weight [N, K]; bias [N]; out [T, N] as in `gemm`."""
-    if bias is None:
+    if out.dtype != x.dtype and dense.serves(weight):
+        dense.linear(x, weight, bias, out)
+    elif bias is None:
         gemm(x, weight.t(), out)
     elif out.dtype == x.dtype:
         torch.addmm(bias, x, weight.t(), out=out)

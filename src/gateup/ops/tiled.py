@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gateup.ops import dispatch
+from gateup.ops import dense, dispatch
 from gateup.ops.blocks import Pre, cut, gate_up_columns, pre_width, project
 from gateup.ops.gemm import gemm, linear, wide_dtype
 from gateup.ops.operands import Gradients, Kept, Needs, Operands
@@ -61,6 +61,8 @@ def forward(
 ) -> tuple[Tensor, Kept]:
     """y [..., H] and what was asked to be kept, in the operands' dtype."""
     tokens, form = x.numel() // x.shape[-1], how.form
+    if how.wide and dispatch.native_allowed() and dense.serves_mlp(t, form, how.act):
+        return dense.gated_mlp(x, t, form, how.act, how.step(tokens), keep_pre, keep_product)
     rows, step = Rows(x), how.step(tokens)
     y = x.new_empty((tokens, t.down.shape[0]))
     kept = _Buffers(x, t, form, tokens, t.width, x.dtype) if keep_pre else None
