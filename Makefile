@@ -1,27 +1,39 @@
 # make demo   install what it needs and look into a real model
 # make test   run the test suite
 # make lint   formatter, linter, type checker, import contract
+# make bench  this machine's kernels and models beside llama.cpp, OpenVINO, ONNX Runtime and torch
 # Each sets up .venv by itself; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PEERS  := .venv-peers
+LLAMA_CMAKE ?=
+BENCH_TOKENS := 1,2,4,8,16,32,64,128,512,2048
 # The constraints file pins what was tested; pyproject.toml only gives ranges.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One worker a core: the suite is processor-bound.
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.torch
 	$(BIN)/gateup show smollm2
 	$(BIN)/gateup plan smollm2 --ctx 8192 --device 2GB
 # Exit code 1 says "it does not fit", which is what this one is to show.
 	$(BIN)/gateup plan llama-3-8b --quant q4_k_m --ctx 32768 --device 8GB || test $$? -eq 1
+# The same tokens from the real model with our MLP, and its training memory beside the plan.
+	$(BIN)/python examples/patched_smollm2.py 32 128
+	$(BIN)/gateup run smollm2 "What is the capital of France?" --stats
+	$(BIN)/gateup bench --shape 576x1536 --formats q4_1,bf16 --tokens 1,64 --turns 3 --no-peers
 	@echo 'gateup is $(BIN)/gateup; or first: . $(BIN)/activate'
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+bench: $(VENV)/.torch $(PEERS)/.peers
+	$(BIN)/gateup bench --shape 4096x14336 --tokens $(BENCH_TOKENS) --peers-python $(PEERS)/bin/python
+	$(BIN)/gateup bench smollm2 --tokens 1,64 --peers-python $(PEERS)/bin/python
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -34,7 +46,7 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist src/gateup/_native*
+	rm -rf $(VENV) $(PEERS) build dist src/gateup/_native*
 
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -54,9 +66,21 @@ $(VENV)/.demo: $(VENV)/.base
 	@touch $@
 
 # torch first and by its exact version: a range would be free to pick a GPU build of gigabytes.
-$(VENV)/.test: $(VENV)/.demo
+$(VENV)/.torch: $(VENV)/.demo
 	$(PIP) torch
+	$(PIP) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch
 	$(PIP) -e '.[test]'
+	@touch $@
+
+# llama-cpp-python is compiled here; LLAMA_CMAKE holds options of its build.
+# The peers live in an environment of their own: nothing else needs them.
+$(PEERS)/.peers: constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	CMAKE_ARGS="$(LLAMA_CMAKE)" $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  torch numpy llama-cpp-python openvino onnxruntime onnx
 	@touch $@
 
 # The type checker reads torch's and transformers' own types.

@@ -110,7 +110,7 @@ def browser(profile: Path, width: int = 1100, height: int = 800) -> Iterator[Any
             locale="en-US",
             viewport={"width": width, "height": height},
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)  # a busy machine draws slowly
         yield context
         context.close()
 

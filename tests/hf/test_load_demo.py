@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,48 +10,41 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from gateup.hf.load import load_gguf
 
-# "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-PROMPT = torch.tensor(
-    [[1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]]
-)
-STEPS = 8
+FACTS = Path(__file__).parent.parent / "facts" / "smollm2.json"
 
 
 @pytest.fixture(scope="module")
-def theirs(smollm2_gguf: Path) -> Any:
-    """Dequantised by transformers; once for all tests, it is the slowest step of them."""
-    return AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
+def theirs() -> dict[str, Any]:
+    """What transformers makes of the dequantised model: benchmarks/golden_smollm2.py."""
+    found: dict[str, Any] = json.loads(FACTS.read_text())
+    return found
 
 
-def greedy(model: Any) -> Tensor:
-    tokens: Tensor = model.generate(PROMPT, max_new_tokens=STEPS, do_sample=False)
-    return tokens
-
-
-def test_tokens_and_logits_of_transformers(theirs: Any, smollm2_gguf: Path) -> None:
-    """Blocks dequantised at use are the same weights: only the order of sums differs."""
-    ours = load_gguf(smollm2_gguf, native=False)
-    tokens = greedy(theirs)
-    assert torch.equal(greedy(ours), tokens)
+def test_logits_of_transformers(theirs: dict[str, Any], smollm2_gguf: Path) -> None:
+    """Blocks dequantised at use are the same weights: only the order of sums differs. Greedy
+    tokens follow, because each is the largest logit after those before it."""
+    model = load_gguf(smollm2_gguf, native=False)
+    prompt, answer = theirs["prompt"], theirs["answer"]
     with torch.no_grad():
-        a, b = ours(tokens).logits, theirs(tokens).logits
-    assert float((a - b).abs().max()) < 2e-3 * float(b.abs().max())
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    assert logits.argmax(-1).tolist() == answer
+    for step, found in zip(theirs["steps"], logits, strict=True):
+        expected = torch.tensor(step["logits"])
+        torch.testing.assert_close(found[step["ids"]], expected, rtol=0, atol=2e-3)
 
 
-def test_kernels_give_the_same_answer(theirs: Any, smollm2_gguf: Path) -> None:
+def test_kernels_give_the_same_answer(theirs: dict[str, Any], smollm2_gguf: Path) -> None:
     """The C++ kernels round activations to 8 bits; the answer's tokens are well apart."""
-    ours = load_gguf(smollm2_gguf)
-    if not ours.lm_head.packed.native:
+    model = load_gguf(smollm2_gguf)
+    if not model.lm_head.packed.native:
         pytest.skip("the C++ kernels were not built")
-    assert torch.equal(greedy(ours), greedy(theirs))
-    assert ours.model.layers[3].mlp.up_proj.packed.native
+    assert model.model.layers[3].mlp.up_proj.packed.native
+    prompt = torch.tensor([theirs["prompt"]])
+    tokens = model.generate(prompt, max_new_tokens=12, do_sample=False)
+    assert tokens[0, prompt.shape[1] :].tolist() == theirs["answer"]
 
 
 MEASURE = """

@@ -63,7 +63,8 @@ class Lab:
 
     def go(self, path: str) -> None:
         """Open a page of the lab and wait until its websocket is connected."""
-        self.page.goto(self.base + path)
+        answer = self.page.goto(self.base + path)
+        assert answer.status == 200, answer.text()
         self.page.wait_for_selector("main footer")
         self.page.wait_for_function("window.socket && window.socket.connected")
 
@@ -172,7 +173,7 @@ def test_a_slider_changes_the_page_and_the_url_and_survives_a_reload(lab: Lab) -
     after = lab.page.inner_text("main table")
     lab.page.reload()
     lab.page.wait_for_selector("main footer")
-    assert "a=1.3" in lab.page.url
+    lab.page.wait_for_function("location.search.includes('a=1.3')")
     assert lab.page.inner_text("main table") == after
     lab.clean()
 
@@ -208,11 +209,13 @@ def test_back_takes_the_state_with_it(lab: Lab) -> None:
     lab.page.locator('[aria-label="Tensor parallel"]').first.click()
     lab.page.get_by_role("option", name="8", exact=True).click()
     lab.page.wait_for_function("document.querySelectorAll('main table tr').length === 9")
-    assert lab.page.url.endswith("tp=8")
+    lab.page.wait_for_function("location.search === '?tp=8'")
     lab.page.go_back()
     lab.page.wait_for_function("document.querySelectorAll('main table tr').length === 3")
-    assert lab.page.url.endswith("tp=2")
-    assert lab.page.locator('[aria-label="Tensor parallel"]').first.input_value() == "2"
+    lab.page.wait_for_function("location.search === '?tp=2'")
+    lab.page.wait_for_function(
+        "document.querySelector('[aria-label=\"Tensor parallel\"]').value === '2'"
+    )
     lab.clean()
 
 
@@ -222,6 +225,18 @@ def test_the_model_goes_along_to_the_next_page(lab: Lab) -> None:
     lab.page.wait_for_url("**/context?*")
     assert "model=phi-3-mini" in lab.page.url
     assert "theme=dark" in lab.page.url
+    lab.clean()
+
+
+def test_the_other_language_shows_the_same_view(lab: Lab) -> None:
+    lab.go("/split?tp=2&model=phi-3-mini")
+    _slide(lab, texts("split", "en")["tokens"], "ArrowRight", 1)
+    lab.page.wait_for_function("location.search.includes('tokens=')")
+    lab.page.get_by_role("link", name="中文").click()
+    lab.page.wait_for_url("**lang=zh*")
+    assert lab.page.inner_text("h1") == texts("split", "zh")["title"]
+    for kept in ("tp=2", "model=phi-3-mini", "tokens=2896"):
+        assert kept in lab.page.url
     lab.clean()
 
 

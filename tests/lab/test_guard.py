@@ -186,3 +186,12 @@ def test_two_runs_do_not_share_a_cookie(guard: Guard, inner: Inner) -> None:
     other = Guard(inner, port=PORT, token=TOKEN)
     (start, _) = ask(other, headers=[(b"host", HOST), (b"cookie", cookie(guard))])
     assert start["status"] == 403
+
+
+def test_the_browsers_own_token_is_good_once(inner: Inner) -> None:
+    guard = Guard(inner, port=PORT, token=TOKEN, once="once")
+    (start, _) = ask(guard, query=b"token=once", headers=[(b"host", HOST)])
+    assert b"set-cookie" in dict(start["headers"])
+    (start, _) = ask(guard, query=b"token=once", headers=[(b"host", HOST)])
+    assert start["status"] == 403
+    assert cookie(guard)  # the printed one stays good

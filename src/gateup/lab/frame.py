@@ -29,19 +29,24 @@ THEMES = ("auto", "light", "dark")
 Update = Callable[[set[str]], Awaitable[None] | None]
 
 _SCRIPT = """
-window.addEventListener('popstate', () => emitEvent('lab_state', location.search));
+// Links to the other language and the other pages take the parameters along that they keep.
+const labLinks = () => document.querySelectorAll('[data-keeps]').forEach((link) => {
+  const there = new URL(link.href), here = new URLSearchParams(location.search);
+  for (const name of link.dataset.keeps.split(',')) {
+    if (here.has(name)) there.searchParams.set(name, here.get(name));
+    else there.searchParams.delete(name);
+  }
+  link.href = there;
+});
+window.addEventListener('popstate', () => {
+  emitEvent('lab_state', location.search);
+  labLinks();
+});
 window.labUrl = (query, push) => {
   const url = location.pathname + query;
   if (url === location.pathname + location.search) return;
   history[push ? 'pushState' : 'replaceState'](null, '', url);
-  document.querySelectorAll('[data-keeps]').forEach((link) => {
-    const there = new URL(link.href), here = new URLSearchParams(query);
-    for (const name of link.dataset.keeps.split(',')) {
-      if (here.has(name)) there.searchParams.set(name, here.get(name));
-      else if (link.dataset.all === undefined) there.searchParams.delete(name);
-    }
-    link.href = there;
-  });
+  labLinks();
 };
 // A figure stays as the reader left it when its value changes: what was drawn anew is opened again.
 const labOpened = new Set();

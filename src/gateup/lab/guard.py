@@ -50,13 +50,15 @@ class Guard:
     """`app`, for those who opened the URL of this run.
 
     port   the server's port: part of the Host and of the cookie's name (cookies know no ports)
-    token  what the opened URL carries; the cookie holds another secret, so that a URL in a
+    token  what the printed URL carries; the cookie holds another secret, so that a URL in a
            history file is no cookie
+    once   a token that is good for one use: that of the URL a browser is started with, which
+           other users of the machine can see among its processes
     """
 
-    def __init__(self, app: App, *, port: int, token: str) -> None:
+    def __init__(self, app: App, *, port: int, token: str, once: str | None = None) -> None:
         self.app = app
-        self.token = token
+        self.token, self.once = token, once
         self.hosts = tuple(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
         self.cookie = f"gateup-lab-{port}"
         self.secret = secrets.token_urlsafe(32)
@@ -90,13 +92,19 @@ class Guard:
             return
         pairs = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in pairs if name == TOKEN]
-        if given and plain and _same(given[-1], self.token):
+        if given and plain and self._admits(given[-1]):
             await self._enter(scope, send, [p for p in pairs if p[0] != TOKEN])
             return
         if not self._knows_secret(scope):
             await _answer(send, 403, REFUSED)
             return
         await self._pass(scope, receive, send, host)
+
+    def _admits(self, given: str) -> bool:
+        if self.once is not None and _same(given, self.once):
+            self.once = None
+            return True
+        return _same(given, self.token)
 
     async def _enter(self, scope: Scope, send: Send, pairs: Iterable[tuple[str, str]]) -> None:
         """Give the cookie, and go on to the same URL without the token.

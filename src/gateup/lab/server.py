@@ -25,6 +25,7 @@ from gateup.lab.words import preferred
 
 HOST = "127.0.0.1"
 PORT = 8765
+RESPONSE_TIMEOUT = 30.0  # seconds to build a page; the framework's 3 are short on a busy machine
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" '
     'rx="6" fill="#d9600a"/><path d="M5 23h9c5 0 4-14 13-14" fill="none" stroke="#fff" '
@@ -42,13 +43,13 @@ def serve(model: str | None, *, port: int | None, browser: bool) -> None:
     models = Models(model)
     listener = listen(port)
     number = listener.getsockname()[1]
-    token = secrets.token_urlsafe(24)
-    url = f"http://{HOST}:{number}/?{TOKEN}={token}"
-    print(f"gateup lab: {url}\nCtrl-C ends it.", flush=True)
-    if browser:
+    token, once = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if browser else None
+    url = f"http://{HOST}:{number}/?{TOKEN}="
+    print(f"gateup lab: {url}{token}\nCtrl-C ends it.", flush=True)
+    if once is not None:
         # In a thread: a text browser would hold us up. The socket listens already.
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-    server = make_server(make_app(models), number, token)
+        threading.Thread(target=webbrowser.open, args=(url + once,), daemon=True).start()
+    server = make_server(Guard(make_app(models), port=number, token=token, once=once))
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn shuts down and raises it again
@@ -105,7 +106,7 @@ def make_app(models: Models) -> FastAPI:
 def _add(page: Page | None, path: str, models: Models) -> None:
     name = page.module if page else "gateup.lab.pages.home"
 
-    @ui.page(path)
+    @ui.page(path, response_timeout=RESPONSE_TIMEOUT)
     async def show(request: HttpRequest) -> None:
         module: Any = import_module(name)
         asked = Request(
@@ -120,11 +121,11 @@ def _add(page: Page | None, path: str, models: Models) -> None:
             frame.close()
 
 
-def make_server(app: FastAPI, port: int, token: str) -> uvicorn.Server:
+def make_server(app: Guard) -> uvicorn.Server:
     """uvicorn around the guarded app."""
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        Guard(app, port=port, token=token),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,

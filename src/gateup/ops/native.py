@@ -27,7 +27,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 GRAIN = 1 << 15
 
 _INSTEAD = "act ⊙ up runs on plain torch instead, to the same accuracy but slower"
-_REMEDY = "install a C++17 compiler (g++ or clang) and Python's headers, then reinstall gateup"
+REMEDY = "install a C++17 compiler (g++ or clang) and Python's headers, then reinstall gateup"
 
 # (address, row stride, step, dtype), strides in elements: what the kernels take for a tensor.
 _View = tuple[int, int, int, int]
@@ -88,7 +88,7 @@ def status() -> Status:
     """What is there, what is missing, and what is used instead."""
     module, why = load()
     if module is None:
-        return Status(False, f"{why}; {_INSTEAD}. Remedy: {_REMEDY}.")
+        return Status(False, f"{why}; {_INSTEAD}. Remedy: {REMEDY}.")
     isa, team = str(module.isa()), str(module.team())
     threads = "torch's OpenMP threads" if team == "openmp" else "threads of its own"
     text = f"C++ kernels for {isa} on {threads}; for rounding wide, on the CPU."

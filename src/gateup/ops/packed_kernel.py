@@ -52,7 +52,14 @@ def backward(
 
 
 def take(w: PackedWeight, index: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows of W dequantised: those of `index` [r], or all. -> [r, k]"""
+    """Rows of W dequantised: those of `index` [r], or all. -> [r, k]
+
+    Raises IndexError for a number below 0 or from n on.
+    """
+    if index is not None and len(index):
+        least, most = int(index.min()), int(index.max())
+        if least < 0 or most >= w.n:
+            raise IndexError(f"row {least if least < 0 else most} of a matrix with {w.n} rows")
     if w.native and dtype != torch.float64:
         return packed_native.rows(w, index, dtype)
     if index is not None:

@@ -1,0 +1,1 @@
+"""What this machine reaches: its peaks, our kernels against them, and the peers installed."""

@@ -1,0 +1,220 @@
+"""FFNs in one format after another: our kernels, the peers, and the roofline, cell by cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import gateup
+from gateup.bench.blocks import row_nbytes
+from gateup.bench.machine import Peaks
+from gateup.bench.protocol import Cell
+from gateup.errors import UsageError
+
+# name -> (module, arguments, the package it needs). gateup first: ratios are to it.
+IMPLEMENTATIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "gateup": ("ours", (), "torch"),
+    "torch": ("torch_eager", (), "torch"),
+    "ggml": ("ggml", (), "llama_cpp"),
+    "ggml repacked": ("ggml", ("CPU_REPACK",), "llama_cpp"),
+    "ONNX Runtime": ("onnxruntime_nbits", (), "onnxruntime"),
+    "OpenVINO": ("openvino_ffn", (), "openvino"),
+}
+OURS = "gateup"
+# Copies of the weights used in turn hold at least this much together: more than caches keep.
+ROTATE_BYTES = 600_000_000
+# Of a small FFN more copies would take longer to make than to measure.
+MOST_COPIES = 128
+# A turn takes about this long, one call at least.
+TURN_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call: the median over turns, and the quartiles' distance."""
+
+    name: str
+    seconds: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One format at one T. `limit`: the roofline's seconds."""
+
+    kind: str
+    tokens: int
+    limit: float
+    timings: tuple[Timing, ...]
+
+    def of(self, name: str) -> Timing | None:
+        return next((t for t in self.timings if t.name == name), None)
+
+    @property
+    def fastest_peer(self) -> Timing | None:
+        peers = [t for t in self.timings if t.name != OURS]
+        return min(peers, key=lambda t: t.seconds) if peers else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure: FFNs of [width, hidden] in `kinds` at `tokens`, with which rivals.
+
+    peers_python  the Python in whose environment the peers are; None: this one
+    """
+
+    hidden: int
+    width: int
+    kinds: tuple[str, ...]
+    tokens: tuple[int, ...]
+    threads: int
+    turns: int = 5
+    peers: bool = True
+    peers_python: Path | None = None
+
+    @property
+    def operations(self) -> int:
+        """Per token: three products, a multiply-add counting two."""
+        return 6 * self.hidden * self.width
+
+    def nbytes(self, kind: str) -> int:
+        """Of the weights as a file stores them."""
+        rows = 2 * self.width * row_nbytes(kind, self.hidden)
+        return rows + self.hidden * row_nbytes(kind, self.width)
+
+
+class Process:
+    """A worker of `gateup.bench.peers` in its own process."""
+
+    def __init__(self, name: str, asked: Asked) -> None:
+        module, arguments, _ = IMPLEMENTATIONS[name]
+        python = sys.executable
+        if asked.peers_python is not None and name != OURS:
+            python = str(asked.peers_python)
+        source = str(Path(gateup.__file__).parent.parent)
+        environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": str(asked.threads)}
+        self.name = name
+        self._child = subprocess.Popen(
+            [python, "-m", f"gateup.bench.peers.{module}", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """The answer; {"error": …} also where the process is gone."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(question) + "\n")
+            self._child.stdin.flush()
+            line = self._child.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            package = IMPLEMENTATIONS[self.name][2]
+            code = self._child.wait()
+            return {
+                "error": f"it ended with status {code} ({package} not installed, or not for this)"
+            }
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+def run(asked: Asked, peaks: Peaks, note: Callable[[str], None]) -> Iterator[CellResult]:
+    """Every cell as it is measured; `note` gets a line for each rival that cannot take part.
+
+    Raises UsageError when our own kernels fail.
+    """
+    for kind in asked.kinds:
+        with _Group(asked, kind, note) as group:
+            for tokens in asked.tokens:
+                timings = group.time(tokens)
+                limit = peaks.seconds(kind, asked.nbytes(kind), asked.operations * tokens)
+                yield CellResult(kind, tokens, limit, timings)
+
+
+class _Group:
+    """All implementations of one format, prepared, each in its process."""
+
+    def __init__(self, asked: Asked, kind: str, note: Callable[[str], None]) -> None:
+        self.asked, self.kind, self.note = asked, kind, note
+        self.processes: list[Process] = []
+
+    def __enter__(self) -> _Group:
+        asked = self.asked
+        copies = min(MOST_COPIES, max(2, -(-ROTATE_BYTES // asked.nbytes(self.kind))))
+        cell = Cell(self.kind, asked.hidden, asked.width, asked.threads, copies, asked.tokens)
+        names = IMPLEMENTATIONS if asked.peers else (OURS,)
+        for name in names:
+            process = Process(name, asked)
+            answer = process.ask(do="prepare", **vars(cell))
+            if "error" not in answer:
+                self.processes.append(process)
+                continue
+            process.__exit__(None, None, None)
+            if name == OURS:
+                self.__exit__(None, None, None)
+                raise UsageError(f"{self.kind} cannot be measured: {answer['error']}")
+            self.note(f"{self.kind}: without {name}: {answer['error']}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.__exit__(None, None, None)
+
+    def time(self, tokens: int) -> tuple[Timing, ...]:
+        """Turn by turn, so that what else the machine does meets all alike."""
+        calls: dict[str, int] = {}
+        seconds: dict[str, list[float]] = {}
+        for turn in range(self.asked.turns + 1):
+            for process in list(self.processes):
+                asked = calls.get(process.name, 2)
+                answer = process.ask(do="time", tokens=tokens, calls=asked)
+                if "error" in answer:
+                    self.note(f"{self.kind}, T={tokens}: {process.name}: {answer['error']}")
+                    self.processes.remove(process)
+                elif turn == 0:  # warms up: graphs, scratch, pages
+                    once = max(min(answer["seconds"]), 1e-6)
+                    calls[process.name] = max(1, min(100, int(TURN_SECONDS / once)))
+                else:
+                    seconds.setdefault(process.name, []).append(_middle(answer["seconds"]))
+        return tuple(_timing(name, values) for name, values in seconds.items())
+
+
+def _middle(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _timing(name: str, values: Sequence[float]) -> Timing:
+    if len(values) < 2:
+        return Timing(name, values[0], 0.0)
+    low, middle, high = statistics.quantiles(values, n=4)
+    return Timing(name, middle, high - low)
