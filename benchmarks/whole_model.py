@@ -74,39 +74,52 @@ class Gateup:
 
 
 class LlamaCpp:
-    """llama.cpp through llama-cpp-python, without that package's own sampling."""
+    """llama.cpp's C interface through llama-cpp-python, without that package's own sampling."""
 
-    def __init__(self, model: str, threads: int, capacity: int) -> None:
-        import llama_cpp
+    def __init__(self, model: str, threads: int, capacity: int, plain: bool = False) -> None:
+        import llama_cpp as lib
 
-        self.get_logits = llama_cpp.llama_get_logits_ith
-        self.llama = llama_cpp.Llama(
-            model,
-            n_ctx=capacity,
-            n_batch=CALL,
-            n_ubatch=CALL,
-            n_threads=threads,
-            n_threads_batch=threads,
-            verbose=False,
-        )
-        self.vocabulary = self.llama.n_vocab()
+        self.lib = lib
+        lib.llama_backend_init()
+        wanted = lib.llama_model_default_params()
+        wanted.use_extra_bufts = not plain
+        self.model = lib.llama_model_load_from_file(model.encode(), wanted)
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = capacity, CALL, CALL
+        params.n_threads = params.n_threads_batch = threads
+        self.context = lib.llama_init_from_model(self.model, params)
+        self.vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
 
     def clear(self) -> None:
-        self.llama.reset()
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
     def feed(self, ids: list[int]) -> int:
         """The likeliest token behind the ones so far."""
         import numpy as np
 
-        self.llama.eval(ids)
-        logits = self.get_logits(self.llama.ctx, -1)
+        array = (self.lib.llama_token * len(ids))(*ids)
+        if self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(array, len(ids))):
+            raise SystemExit("llama_decode failed")
+        logits = self.lib.llama_get_logits_ith(self.context, -1)
         return int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
 
     def parts(self) -> dict[str, float]:
         return {}
 
 
-ENGINES = {"gateup": Gateup, "llama.cpp": LlamaCpp}
+class LlamaCppPlain(LlamaCpp):
+    """Without weights repacked for AMX or in groups of rows: on processors with AMX the build of
+    0.3.36 ends with a segmentation fault in Q4_1 products of its AMX buffer type."""
+
+    def __init__(self, model: str, threads: int, capacity: int) -> None:
+        super().__init__(model, threads, capacity, plain=True)
+
+
+ENGINES: dict[str, Any] = {
+    "gateup": Gateup,
+    "llama.cpp": LlamaCpp,
+    "llama.cpp, plain": LlamaCppPlain,
+}
 
 
 def serve(name: str, model: str, threads: int, capacity: int) -> None:
@@ -135,6 +148,10 @@ def serve(name: str, model: str, threads: int, capacity: int) -> None:
         print(json.dumps(answer), flush=True)
 
 
+class EndedError(Exception):
+    """An engine's process is gone."""
+
+
 class Process:
     """An engine in its own process."""
 
@@ -147,7 +164,12 @@ class Process:
         command = [python, __file__, args.model, "--serve", name]
         command += ["--threads", str(args.threads), "--capacity", str(capacity)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if name == "gateup" else subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self.load = self._answer()["load"]
 
@@ -161,7 +183,7 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}")
+            raise EndedError(f"{self.name} ended with exit code {self.process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -239,14 +261,26 @@ def model_file(name: str, folder: Path) -> str:
 # ---- the comparison ------------------------------------------------------------------------------
 
 
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    pythons = {"gateup": sys.executable, "llama.cpp": args.peer_python or sys.executable}
-    here = args.peer_python or importlib.util.find_spec("llama_cpp")
-    names = [n for n in ENGINES if n == "gateup" or here]
-    engines = [Process(n, pythons[n], args) for n in names]
-    answers: dict[str, list[dict[str, Any]]] = {n: [] for n in names}
+def started(args: argparse.Namespace) -> list[Process]:
+    """The engines that are here, warm."""
+    engines = [Process("gateup", sys.executable, args)]
+    if args.peer_python or importlib.util.find_spec("llama_cpp"):
+        python = args.peer_python or sys.executable
+        try:
+            engines.append(Process("llama.cpp", python, args))
+            engines[1].run(args.prompt, 2)
+        except EndedError as error:
+            print(error)
+            engines[1:] = [Process("llama.cpp, plain", python, args)]
     for engine in engines:
         engine.run(args.prompt, 2)  # pages in, threads up
+    return engines
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    engines = started(args)
+    names = [e.name for e in engines]
+    answers: dict[str, list[dict[str, Any]]] = {n: [] for n in names}
     for _ in range(args.rounds):
         for engine in engines:
             answers[engine.name].append(engine.run(args.prompt, args.new))
@@ -270,9 +304,9 @@ def report(result: dict[str, Any]) -> None:
     for phase in ("prefill", "decode"):
         for name, speed in result[phase].items():
             low, high = result[f"{phase}_range"][name]
-            print(f"{phase:8} {name:10} {speed:8.1f} tok/s  ({low:.1f} to {high:.1f})")
+            print(f"{phase:8} {name:16} {speed:8.1f} tok/s  ({low:.1f} to {high:.1f})")
         if f"{phase}_ratio" in result:
-            print(f"{phase:8} gateup / llama.cpp {result[f'{phase}_ratio']:.2f}")
+            print(f"{phase:8} gateup / peer {result[f'{phase}_ratio']:.2f}")
         parts = "  ".join(f"{k} {v:.3f}" for k, v in result[f"{phase}_ms"].items())
         print(f"{phase:8} ms a token, best run: {parts}")
 
