@@ -10,7 +10,7 @@ The peer is llama-cpp-python, in an environment of its own whose interpreter --p
 or the one that runs this script. Each engine is a process of its own and they work in turns
 (A B A B): random tokens into an empty cache in calls of 512, then one token at a time, greedy,
 from there. Both keep keys and values in float16. Prints medians in tokens per second with the
-lowest and highest, and their ratio; the last line is JSON.
+lowest and highest, and the ratio to the faster of llama.cpp's two ways; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -265,13 +265,13 @@ def started(args: argparse.Namespace) -> list[Process]:
     """The engines that are here, warm."""
     engines = [Process("gateup", sys.executable, args)]
     if args.peer_python or importlib.util.find_spec("llama_cpp"):
-        python = args.peer_python or sys.executable
-        try:
-            engines.append(Process("llama.cpp", python, args))
-            engines[1].run(args.prompt, 2)
-        except EndedError as error:
-            print(error)
-            engines[1:] = [Process("llama.cpp, plain", python, args)]
+        for name in list(ENGINES)[1:]:
+            try:
+                peer = Process(name, args.peer_python or sys.executable, args)
+                peer.run(args.prompt, 2)
+                engines.append(peer)
+            except EndedError as error:
+                print(error)
     for engine in engines:
         engine.run(args.prompt, 2)  # pages in, threads up
     return engines
@@ -294,8 +294,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         best = min(answers["gateup"], key=lambda a: a[phase])
         parts = best[f"{phase}_parts"].items()
         out[f"{phase}_ms"] = {k: round(1000 * v / count, 4) for k, v in parts}
-        if len(names) == 2:
-            pairs = zip(*speeds.values(), strict=True)
+        if len(names) > 1:
+            peer = max(names[1:], key=lambda n: out[phase][n])
+            pairs = zip(speeds["gateup"], speeds[peer], strict=True)
             out[f"{phase}_ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
     return out
 
@@ -306,7 +307,7 @@ def report(result: dict[str, Any]) -> None:
             low, high = result[f"{phase}_range"][name]
             print(f"{phase:8} {name:16} {speed:8.1f} tok/s  ({low:.1f} to {high:.1f})")
         if f"{phase}_ratio" in result:
-            print(f"{phase:8} gateup / peer {result[f'{phase}_ratio']:.2f}")
+            print(f"{phase:8} gateup / fastest peer {result[f'{phase}_ratio']:.2f}")
         parts = "  ".join(f"{k} {v:.3f}" for k, v in result[f"{phase}_ms"].items())
         print(f"{phase:8} ms a token, best run: {parts}")
 
