@@ -64,7 +64,9 @@ def main() -> None:
         elements = h * i * (1 if args.linear else 3)
         size = elements // block * nbytes
         copies = max(1, round(args.cold * 1e6 / size))
-        gates, ups = (matrices(name, i, h, copies if j == 0 or not args.linear else 1) for j in (0, 1))
+        gates, ups = (
+            matrices(name, i, h, copies if j == 0 or not args.linear else 1) for j in (0, 1)
+        )
         downs = matrices(name, h, i, 1 if args.linear else copies)
         for t in map(int, args.tokens.split(",")):
             x = torch.randn(t, h)

@@ -86,7 +86,10 @@ double peak(const std::string& kind, double seconds, int threads) {
     job.rounds *= 4;
     took = seconds_of(job, threads);
   }
-  job.rounds = static_cast<std::int64_t>(static_cast<double>(job.rounds) * seconds / took) + 1;
+  // Never fewer than were timed: a thread that was put aside makes them look slow.
+  if (took < seconds) {
+    job.rounds = static_cast<std::int64_t>(static_cast<double>(job.rounds) * seconds / took);
+  }
   took = seconds_of(job, threads);
   const double operations = static_cast<double>(job.compute(1)) * static_cast<double>(job.rounds);
   return operations * threads / took;

@@ -18,10 +18,12 @@ namespace {
 // the sums of a group of rows fit the second-level cache; half as many doubled the weights'
 // traffic, which then limits (T = 512 at H 4096, I 14336).
 constexpr i64 kChunk = 512;
-constexpr i64 kGroup = 8;         // pairs of 16 rows whose sums a thread holds
-constexpr i64 kBlockSteps = 32;   // steps along k in a block, with many tokens
-constexpr i64 kStreamSteps = 128;  // the same with one block of tokens, when weights stream
-constexpr i64 kCopyFrom = 3;      // blocks of 32 tokens from which weights are copied together
+constexpr i64 kGroup = 16;        // pairs of 16 rows whose sums a thread holds
+// Steps along k in a block: 2 KiB of each row. Weights stream as they are multiplied, and the
+// processor's own prefetching does best: fetching the next rows by instructions made T = 1 to 32
+// 1.5 times slower, whole rows instead of blocks 1.15 times, a copy into neighbouring tiles cost
+// as much as it saved (H 4096, I 14336).
+constexpr i64 kBlockSteps = 32;
 
 constexpr i64 kSums = 1024;       // floats: 2 panels x 2 groups of tokens x 16 x 16
 
@@ -64,11 +66,8 @@ struct Phase {
     return panel_of(b, gated ? pair : 2 * pair + (alone ? 0 : 1));
   }
   i64 blocks() const { return ceil_div(x.groups(), 2); }
-  i64 block_steps() const { return blocks() > 1 ? kBlockSteps : kStreamSteps; }
-  bool copies() const { return blocks() >= kCopyFrom; }
   i64 scratch() const {
-    const i64 copy = copies() ? 2 * block_steps() * 1024 : 0;
-    return group * blocks() * kSums * 4 + 2048 + copy;
+    return group * blocks() * kSums * 4 + 2048;
   }
 };
 
@@ -96,32 +95,13 @@ void pack_x(const Rows& x, i64 first_token, i64 k, const Operand& out, int threa
 
 struct Weights {
   const char *a, *b;
-  i64 stride_a, stride_b, step;  // bytes
+  i64 stride_a, stride_b;  // bytes
 };
 
-// The weights that come next, on their way to the second-level cache while tiles multiply.
-// Without it, reading them took a third of the time at T = 512 (H 4096, I 14336).
-struct Ahead {
-  Panel panels[2];
-  i64 lines, per_step;  // of a row; fetched at each step
-  i64 row, line;
-
-  void step() {
-    for (i64 i = 0; i < per_step && row < 2 * kTile; ++i) {
-      const Panel& panel = panels[row / kTile];
-      _mm_prefetch(panel.data + row % kTile * panel.stride + line * 64, _MM_HINT_T1);
-      if (++line == lines) {
-        line = 0;
-        ++row;
-      }
-    }
-  }
-};
-
-// c: [panel a, b][group 0, 1][16 rows][16 tokens]; w[0] whole steps, w[1] one step behind them.
+// c: [panel a, b][group 0, 1][16 rows][16 tokens]; `tail`: one padded step behind the whole ones.
 template <bool kTwo>
 GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, const char* x0,
-                            const char* x1, i64 x_step, float* c, bool resume, Ahead& ahead) {
+                            const char* x1, i64 x_step, float* c, bool resume) {
   const i64 x_stride = x_step / 16;
   if (resume) {
     GATEUP_TILE_LOAD(0, c, 64);
@@ -139,7 +119,7 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
     }
   }
   const char *a = w.a, *b = w.b;
-  i64 stride_a = w.stride_a, stride_b = w.stride_b, step = w.step;
+  i64 stride_a = w.stride_a, stride_b = w.stride_b;
   for (;;) {
     for (i64 i = 0; i < steps; ++i) {
       GATEUP_TILE_LOAD(4, a, stride_a);
@@ -153,10 +133,9 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
         GATEUP_TILE_BF16(3, 5, 7);
         x1 += x_step;
       }
-      a += step;
-      b += step;
+      a += 64;
+      b += 64;
       x0 += x_step;
-      ahead.step();
     }
     if (tail == nullptr) break;
     a = tail->a;
@@ -170,15 +149,6 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
   if (kTwo) {
     GATEUP_TILE_STORE(2, c + 256, 64);
     GATEUP_TILE_STORE(3, c + 768, 64);
-  }
-}
-
-void copy_tiles(const Panel& from, i64 offset, i64 steps, char* to) {
-  for (int r = 0; r < kTile; ++r) {
-    const char* row = from.data + r * from.stride + offset;
-    for (i64 s = 0; s < steps; ++s) {
-      _mm512_store_si512(to + s * 1024 + r * 64, _mm512_loadu_si512(row + s * 64));
-    }
   }
 }
 
@@ -246,39 +216,18 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
 
 // ---- one item: a group of pairs of panels, all tokens of the chunk, all of k --------------------
 
-// `steps` along k of a pair from s0 on, spread over the steps of the block at work.
-Ahead next(const Phase& p, i64 pair, i64 s0, i64 steps) {
-  Ahead ahead{};
-  const i64 lines = at_most(p.block_steps(), p.k / kStep - s0);
-  if (pair >= p.pairs || lines < 1 || steps < 1) return ahead;
-  ahead.panels[0] = p.first(pair);
-  ahead.panels[1] = p.second(pair);
-  for (Panel& panel : ahead.panels) panel.data += s0 * 64;
-  ahead.lines = lines;
-  ahead.per_step = ceil_div(2 * kTile * lines, p.blocks() * steps);
-  return ahead;
-}
-
 void run_item(const Phase& p, i64 item, char* scratch) {
   const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
   const i64 whole = p.k / kStep, rest = p.k % kStep, blocks = p.blocks();
   float* sums = reinterpret_cast<float*>(scratch);
   char* tail_tiles = scratch + p.group * blocks * kSums * 4;
-  char* copies = tail_tiles + 2048;
-  const Weights tail{tail_tiles, tail_tiles + 1024, 64, 64, 0};
-  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += p.block_steps()) {
-    const i64 steps = at_most(p.block_steps(), whole - s0);
+  const Weights tail{tail_tiles, tail_tiles + 1024, 64, 64};
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += kBlockSteps) {
+    const i64 steps = at_most(kBlockSteps, whole - s0);
     const bool last = s0 + steps == whole;
     for (i64 pair = begin; pair < end; ++pair) {
       const Panel a = p.first(pair), b = p.second(pair);
-      Ahead ahead = next(p, pair + 1 < end ? pair + 1 : last ? end : begin,
-                         pair + 1 < end ? s0 : last ? 0 : s0 + steps, steps);
-      Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride, 64};
-      if (p.copies()) {
-        copy_tiles(a, s0 * 64, steps, copies);
-        copy_tiles(b, s0 * 64, steps, copies + steps * 1024);
-        w = {copies, copies + steps * 1024, 64, 64, 1024};
-      }
+      const Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride};
       const bool short_step = last && rest != 0;
       if (short_step) {
         copy_tail(a, p.k, tail_tiles);
@@ -290,7 +239,7 @@ void run_item(const Phase& p, i64 item, char* scratch) {
         const char* x1 = x0 + p.x.steps * p.x.step_bytes();
         float* c = sums + ((pair - begin) * blocks + block) * kSums;
         (two ? multiply<true> : multiply<false>)(w, steps, short_step ? &tail : nullptr, x0, x1,
-                                                 p.x.step_bytes(), c, s0 > 0, ahead);
+                                                 p.x.step_bytes(), c, s0 > 0);
         if (last) (p.gated ? finish_gated : finish_linear)(p, pair, block, c);
       }
     }

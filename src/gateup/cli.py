@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 from gateup import __version__
 from gateup.account.options import PlanOptions
 from gateup.cli_bench import bench
+from gateup.cli_handbook import handbook
 from gateup.cli_lab import lab
 from gateup.cli_practice import practice_app
 from gateup.cli_run import TOKENS, run
@@ -350,6 +351,7 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
 app.command("run")(_reported()(run))
 app.command("bench")(_reported()(bench))
 app.command("lab")(_reported()(lab))
+app.command("handbook")(_reported()(handbook))
 app.add_typer(practice_app(_reported()), name="practice")
 
 

@@ -29,7 +29,7 @@ def list_exercises(lang: Lang = None) -> None:
     from gateup.practice.exercise import exercises
     from gateup.practice.show import render_list
 
-    render_list(make_console(), exercises(), _progress().records(), _language(lang))
+    render_list(make_console(), exercises(), _progress().records(), language_of(lang))
 
 
 def start(which: Which, folder: Folder = _HERE, force: Force = False, lang: Lang = None) -> None:
@@ -53,7 +53,7 @@ def judge_file(
     from gateup.practice.judge import shared
     from gateup.practice.workspace import code_path, read
 
-    exercise, language = _find(which), _language(lang)
+    exercise, language = _find(which), language_of(lang)
     source = read(file or code_path(folder, exercise))
     progress = _progress()
     seen = progress.of(exercise.name).hints
@@ -81,7 +81,7 @@ def hint(which: Which, lang: Lang = None) -> None:
     from gateup.account.report.console import line, make_console
     from gateup.practice import messages
 
-    exercise, language = _find(which), _language(lang)
+    exercise, language = _find(which), language_of(lang)
     seen = _progress().reveal_hint(exercise.name, len(exercise.hints)).hints
     words = messages.HINT.in_language(language)
     for i, text in enumerate(exercise.hints[:seen], 1):
@@ -113,7 +113,7 @@ def progress(
     from gateup.practice.exercise import exercises
     from gateup.practice.show import render_list
 
-    kept, language = _progress(), _language(lang)
+    kept, language = _progress(), language_of(lang)
     records = kept.records()
     if as_json:
         import json
@@ -166,7 +166,7 @@ def _progress() -> Any:
     return kept
 
 
-def _language(asked: str | None) -> str:
+def language_of(asked: str | None) -> str:
     """--lang, or what the environment asks for: Chinese or English."""
     if asked is None:
         names = ("LC_ALL", "LC_MESSAGES", "LANG")
@@ -184,7 +184,7 @@ def _begin(which: str, folder: Path, force: bool, lang: str | None) -> Exercise:
     from gateup.account.report.console import make_console, verbatim
     from gateup.practice import messages, workspace
 
-    exercise, language = _find(which), _language(lang)
+    exercise, language = _find(which), language_of(lang)
     path = workspace.code_path(folder, exercise)
     if path.exists() and not force and sys.stdin.isatty():
         force = typer.confirm(messages.OVERWRITE.in_language(language).format(path))

@@ -263,6 +263,33 @@ def test_bad_files(small: tuple[Path, Any], tmp_path: Path) -> None:
         load_gguf(cut)
 
 
+def test_experts_one_by_one(tmp_path: Path) -> None:
+    """Mixtral files of before April 2024 have a tensor for each expert."""
+    model = build("mixtral")
+    path = write(model, tmp_path)
+
+    def singles(name: str, data: Any, kind: Any) -> list[tuple[str, Any, Any]]:
+        if "_exps" not in name:
+            return [(name, data, kind)]
+        one = name.replace("_exps.", ".{}.")
+        return [(one.format(e), part, kind) for e, part in enumerate(data)]
+
+    loaded = load_gguf(_edited(path, tmp_path, singles))
+    assert relative(logits(loaded, tokens()), logits(model, tokens())) < 2e-5
+
+
+def test_progress_on_a_terminal(
+    small: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = small
+    load_gguf(path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("gateup.hf.load.SHOW_PROGRESS_FROM", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    load_gguf(path)
+    assert "weights" in capsys.readouterr().err
+
+
 def test_what_is_no_gguf_to_load(tmp_path: Path) -> None:
     model = build("llama")
     model.save_pretrained(tmp_path)

@@ -146,7 +146,9 @@ background:var(--panel)}}
 white-space:pre-wrap;overflow-wrap:anywhere}}
 tr.bad td{{color:var(--no)}}
 .prose{{max-width:44rem}}.prose p,.prose ul,.prose ol{{margin:.6rem 0}}
-.prose math[display=block]{{margin:.6rem 0;overflow-x:auto}}
+.prose table{{display:block;width:fit-content;max-width:100%;overflow-x:auto}}
+.prose p{{max-width:100%;overflow-x:auto;overflow-y:hidden}}
+.prose math[display=block]{{margin:.6rem 0;max-width:100%;overflow-x:auto;overflow-y:hidden}}
 .editor{{height:26rem;border:1px solid var(--line);border-radius:6px;overflow:hidden;width:100%}}
 .buttons{{display:flex;flex-wrap:wrap;gap:.5rem;margin:.75rem 0}}
 .links{{font-size:.9rem}}
