@@ -33,8 +33,9 @@ constexpr FormatKernels kernels_of() {
 #if defined(__AVX512VNNI__)
   constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
 #if defined(__AMX_INT8__)
-  constexpr UnpackChunk unpack16 = unpack_chunk512<F, Codes::kSigned>;
-  constexpr TileProduct tile16 = tile_product_amx<k>;
+  constexpr bool super = kFormats[F].super();
+  constexpr UnpackChunk unpack16 = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
+  constexpr TileProduct tile16 = super ? tile_super_amx<k> : tile_blocks_amx<k>;
 #else
   constexpr UnpackChunk unpack16 = unpack;
   constexpr TileProduct tile16 = tile_product512<k, 16>;
@@ -63,16 +64,16 @@ static_assert(sizeof kKernels / sizeof kKernels[0] == kFormatCount, "one entry a
 
 GATEUP_INLINE int lead_index(int lead) { return lead == 16 ? 4 : lead == 8 ? 3 : lead / 2; }
 
-// acc [panel][row of tiles [tile, last)][16] = rows times panels [panel, panel + panels) of w.
+// acc [tile][panel][row][16] = the tiles times panels [panel, panel + panels) of w.
 void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
               Chunk* chunks, float* acc) {
   const QuantFormat& f = *quant_format(w.type);
   const FormatKernels& kernels = kKernels[&f - kFormats];
   const TileProduct product = kernels.tile[lead_index(in.lead)];
   const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
-  const i64 size = (last - tile) * in.lead * kPanel, tile_size = in.lead * kPanel;
+  const i64 tile_size = in.lead * kPanel;
   const i64 apart = panel_bytes(f, w.k);
-  std::memset(acc, 0, static_cast<std::size_t>(panels * size) * sizeof(float));
+  std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
   if (in.lead == 16) tiles_begin(f);
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
@@ -81,7 +82,7 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
     for (i64 t = tile; t < last; ++t) {
       const TileInput rows = tile_input(in, f, t, block);
       for (int p = 0; p < panels; ++p) {
-        product(chunks[p], rows, blocks, acc + p * size + (t - tile) * tile_size);
+        product(chunks[p], rows, blocks, acc + ((t - tile) * panels + p) * tile_size);
       }
     }
   }
