@@ -104,15 +104,25 @@ template <class S, int N>
 void tile(const Walk& walk, float* carry, float* out) {
   using Weight = typename S::Weight;
   using X = typename S::X;
-  Vector sum[kRows][N];
+  Vector sum[kRows][N], total[kRows][N];
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < N; ++t) {
-      sum[r][t] = walk.first ? zeros() : load(carry + (r * N + t) * kLanes);
+      total[r][t] = walk.first ? zeros() : load(carry + (r * N + t) * kLanes);
+      sum[r][t] = kRun != 0 ? zeros() : total[r][t];
     }
   }
   constexpr i64 w_bytes = S::kWidth * sizeof(Weight), x_bytes = S::kWidth * sizeof(X);
   i64 at = 0, at_x = 0;
-  for (i64 i = 0; i < walk.steps; ++i, at += w_bytes, at_x += x_bytes) {
+  for (i64 i = 0, left = kRun; i < walk.steps; ++i, at += w_bytes, at_x += x_bytes) {
+    if (kRun != 0 && left-- == 0) {
+      left = kRun - 1;
+      for (int r = 0; r < kRows; ++r) {
+        for (int t = 0; t < N; ++t) {
+          total[r][t] = add(total[r][t], sum[r][t]);
+          sum[r][t] = zeros();
+        }
+      }
+    }
     typename S::Operand w[kRows];
     for (int r = 0; r < kRows; ++r) {
       w[r] = S::weights(reinterpret_cast<const Weight*>(walk.w[r] + at));
@@ -131,6 +141,9 @@ void tile(const Walk& walk, float* carry, float* out) {
         sum[r][t] = S::step(w, x, sum[r][t]);
       }
     }
+  }
+  for (int r = 0; r < kRows && kRun != 0; ++r) {
+    for (int t = 0; t < N; ++t) sum[r][t] = add(total[r][t], sum[r][t]);
   }
   if (walk.last) {
     for (int t = 0; t < N; ++t) sums(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out + t * kUnit);

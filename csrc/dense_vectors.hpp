@@ -16,12 +16,14 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kTokens = 6;  // 24 sums, 4 vectors of weights, 1 of x: 29 of 32 registers
+constexpr int kRun = 0;     // no runs: with 16 partial sums each is short enough
 
 using Vector = __m512;
 GATEUP_INLINE Vector zeros() { return _mm512_setzero_ps(); }
 GATEUP_INLINE Vector load(const float* p) { return _mm512_loadu_ps(p); }
 GATEUP_INLINE void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+GATEUP_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 GATEUP_INLINE Vector load(const Float16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -43,12 +45,16 @@ GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
 
 constexpr int kLanes = 8;
 constexpr int kTokens = 2;  // 8 sums, 4 vectors of weights, 1 of x: 13 of 16 registers
+// Steps whose products are summed before they join the total: with 8 partial sums of a long row
+// the float32 error is 1.4 times torch's, with runs it is not.
+constexpr int kRun = 32;
 
 using Vector = __m256;
 GATEUP_INLINE Vector zeros() { return _mm256_setzero_ps(); }
 GATEUP_INLINE Vector load(const float* p) { return _mm256_loadu_ps(p); }
 GATEUP_INLINE void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+GATEUP_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 GATEUP_INLINE Vector load(const Float16* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -66,6 +72,7 @@ GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
 
 constexpr int kLanes = 4;
 constexpr int kTokens = 2;
+constexpr int kRun = 32;
 
 // The compiler's own vectors: SSE2, NEON, or scalars.
 typedef float Vector __attribute__((vector_size(16)));
@@ -76,6 +83,7 @@ GATEUP_INLINE Vector load(const T* p) {
 }
 GATEUP_INLINE void store(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
 GATEUP_INLINE Vector madd(Vector a, Vector b, Vector c) { return a * b + c; }
+GATEUP_INLINE Vector add(Vector a, Vector b) { return a + b; }
 GATEUP_INLINE void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
   out[0] = (a[0] + a[2]) + (a[1] + a[3]);
   out[1] = (b[0] + b[2]) + (b[1] + b[3]);
