@@ -79,10 +79,16 @@ class Team {
 
   void help() {
     std::uint64_t seen = 0;
-    for (int spins = 0; !over_.load(std::memory_order_acquire); ++spins) {
+    int spins = 0;
+    while (!over_.load(std::memory_order_acquire)) {
       const std::uint64_t now = generation_.load(std::memory_order_acquire);
+      if (now == seen && spins < kSpins) {
+        ++spins;
+        pause();
+        continue;
+      }
       if (now == seen) {
-        spins < kSpins ? pause() : std::this_thread::yield();
+        std::this_thread::yield();
         continue;
       }
       seen = now;
