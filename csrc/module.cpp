@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "act_and_mul.hpp"
+#include "bind_decoder.hpp"
 #include "bind_dense.hpp"
 #include "bind_matrix.hpp"
 #include "bind_peaks.hpp"
@@ -149,7 +150,8 @@ NB_MODULE(_native, m) {
   m.def("use_isa", &use_isa, "Use one of isas()");
   m.def("use_openmp", &use_openmp, "Run on the team behind this GOMP_parallel; 0: plain threads");
   m.def("team", [] { return std::string(team()); }, "What runs the threads");
+  bind_decoder(m);
+  bind_dense(m);
   bind_matrix(m);
   bind_peaks(m);
-  bind_dense(m);
 }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gateup.engine.cache import KVCache
 from gateup.engine.decoder import prefill
 from gateup.engine.sampling import Sampler, Sampling, StopTexts
 from gateup.engine.tokenizer import TextStream
@@ -53,7 +52,7 @@ def decode_batch(
     """The answers to `prompts` of token numbers, at most `limits` tokens each."""
     decoder, ends = engine.decoder, engine.tokenizer.stop_ids
     capacity = max(len(p) + n for p, n in zip(prompts, limits, strict=True))
-    cache = KVCache(decoder.config, capacity, len(prompts))
+    cache = decoder.new_cache(capacity, len(prompts))
     all_of = [
         _Sequence(i, p, n, sampling, engine.tokenizer.stream())
         for i, (p, n) in enumerate(zip(prompts, limits, strict=True))

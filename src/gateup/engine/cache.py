@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gateup.engine.config import DecoderConfig
+from gateup.engine.config import DecoderConfig, LayerConfig
 from gateup.errors import UsageError
 
 # float16 halves what a step reads and is llama.cpp's default; float32 is for comparisons.
@@ -39,16 +39,21 @@ class KVCache:
         self.batch = batch
         self.dtype = dtype
         self.lengths = [0] * batch
-        shapes = [(batch, x.num_kv_heads, capacity, x.head_dim) for x in config.layers]
         try:
             # empty, not zeros: pages are taken when positions are written, not before
-            self.keys = [torch.empty(s, dtype=dtype) for s in shapes]
-            self.values = [torch.empty(s, dtype=dtype) for s in shapes]
+            self.keys = [torch.empty(self._key_shape(x), dtype=dtype) for x in config.layers]
+            self.values = [torch.empty(self._value_shape(x), dtype=dtype) for x in config.layers]
         except RuntimeError as e:  # torch's allocator has no type of its own for this
             raise UsageError(
                 f"no memory for a KV cache of {nbytes(config, capacity, batch, dtype):,} bytes",
                 remedy="a smaller context (--ctx)",
             ) from e
+
+    def _key_shape(self, layer: LayerConfig) -> tuple[int, ...]:
+        return self.batch, layer.num_kv_heads, self.capacity, layer.head_dim
+
+    def _value_shape(self, layer: LayerConfig) -> tuple[int, ...]:
+        return self.batch, layer.num_kv_heads, self.capacity, layer.head_dim
 
     def room(self, row: int) -> int:
         """Positions that are left in a sequence."""

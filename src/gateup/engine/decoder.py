@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from gateup.engine import native
 from gateup.engine.cache import KVCache
 from gateup.engine.config import DecoderConfig
 from gateup.engine.model import TorchDecoder
@@ -24,6 +25,10 @@ class Decoder(Protocol):
     config: DecoderConfig
     weights: Weights
 
+    def new_cache(
+        self, capacity: int, batch: int = 1, dtype: torch.dtype = torch.float16
+    ) -> KVCache: ...
+
     def forward(
         self,
         ids: torch.Tensor,
@@ -36,6 +41,8 @@ class Decoder(Protocol):
 
 def make_decoder(config: DecoderConfig, weights: Weights) -> Decoder:
     """The fastest decoder that can run the model here."""
+    if native.why_not(config, weights) is None:
+        return native.NativeDecoder(config, weights)
     return TorchDecoder(config, weights)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from gateup.account.machine import probe
 from gateup.engine.bar import LoadingBar
-from gateup.engine.cache import KVCache, nbytes
+from gateup.engine.cache import nbytes
 from gateup.engine.chat import Message, Tool, pick_template, render
 from gateup.engine.decoder import CHUNK, Decoder, make_decoder, prefill
 from gateup.engine.loading import load as load_parts
@@ -91,7 +91,7 @@ class Session:
 
     def __init__(self, decoder: Decoder, capacity: int) -> None:
         self.decoder = decoder
-        self.cache = KVCache(decoder.config, capacity)
+        self.cache = decoder.new_cache(capacity)
         self.ids: list[int] = []  # tokens whose keys and values are in the cache
 
     def prefill(self, ids: Sequence[int]) -> tuple[torch.Tensor, int]:
@@ -319,7 +319,7 @@ class Engine:
             raise UsageError(
                 f"{row.numel():,} tokens", expected=f"from 1 to the context, {self.context:,}"
             )
-        cache = KVCache(self.decoder.config, row.numel())
+        cache = self.decoder.new_cache(row.numel())
         parts = [row[at : at + CHUNK] for at in range(0, row.numel(), CHUNK)]
         return torch.cat([self.decoder.forward(p[None], cache, every=True)[0] for p in parts])
 

@@ -33,6 +33,12 @@ class TorchDecoder:
         self.config = config
         self.weights = weights
 
+    def new_cache(
+        self, capacity: int, batch: int = 1, dtype: torch.dtype = torch.float16
+    ) -> KVCache:
+        """A cache for `batch` sequences of up to `capacity` positions; raises as KVCache."""
+        return KVCache(self.config, capacity, batch, dtype)
+
     @torch.inference_mode()
     def forward(
         self,
