@@ -36,11 +36,11 @@ const float* vector_at(const nb::dict& from, const char* key) {
   return reinterpret_cast<const float*>(number<std::uintptr_t>(from, key));
 }
 
-// (type, address, n, k)
+// (type, address, n, k, terms)
 Matrix matrix_of(const nb::handle& from) {
-  const auto [type, address, n, k] =
-      nb::cast<std::tuple<std::int32_t, std::uintptr_t, i64, i64>>(from);
-  return {type, n, k, reinterpret_cast<const std::uint8_t*>(address)};
+  const auto [type, address, n, k, terms] =
+      nb::cast<std::tuple<std::int32_t, std::uintptr_t, i64, i64, std::int32_t>>(from);
+  return {type, n, k, reinterpret_cast<const std::uint8_t*>(address), terms};
 }
 
 GatedMLP mlp_of(const nb::dict& from) {

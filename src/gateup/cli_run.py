@@ -80,6 +80,15 @@ def run(
         int | None, typer.Option("--ctx", help="Prompt and answer together.", **TOKENS)
     ] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Processor threads.")] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            "--activations",
+            help="int8 (fastest) or int16 (as exact as float32) for quantised weights. "
+            "[default: int16 below a billion parameters]",
+            show_default=False,
+        ),
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Times, tokens per second and memory, on stderr.")
     ] = False,
@@ -96,7 +105,7 @@ def run(
     try:
         from gateup.engine.generate import load
 
-        engine = load(model, ctx=ctx, threads=threads)
+        engine = load(model, ctx=ctx, threads=threads, activations=activations)  # type: ignore[arg-type]
         talk = Talk(engine, _chat(engine, chat, system, offered), system, offered)
         talk.options = {"max_tokens": max_tokens, "sampling": sampling}
         if text is None:

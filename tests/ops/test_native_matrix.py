@@ -101,7 +101,7 @@ def test_nothing_beside_the_result_is_written():
     x, frame = torch.randn(5, 64), torch.full((7, 45), -77.0)
     inner = frame[1:6, 4:41]
     view = (inner.data_ptr(), inner.stride(0), 0)
-    matrix = (w.type, w.data.data_ptr(), w.n, w.k)
+    matrix = (w.type, w.data.data_ptr(), w.n, w.k, 1)
     native.extension().linear([(matrix, 0, view)], (x.data_ptr(), 64, 0), 5, 2)
     assert torch.equal(inner, native_matrix.linear(x, [w])[0])
     inner.fill_(-77.0)

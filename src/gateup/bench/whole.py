@@ -19,6 +19,8 @@ import gateup
 from gateup.errors import UsageError
 
 PROMPT, NEW = 512, 64
+_NAME = "gateup"
+KINDS = ("int16", "int8")
 
 _OURS = """
 import json, sys, time
@@ -27,7 +29,8 @@ import torch
 torch.set_num_threads(int(sys.argv[2]))
 import gateup
 from gateup.errors import UsageError
-engine = gateup.load(sys.argv[1], ctx=int(sys.argv[3]) + int(sys.argv[4]) + 8)
+engine = gateup.load(sys.argv[1], ctx=int(sys.argv[3]) + int(sys.argv[4]) + 8,
+                     activations=sys.argv[5])
 loaded = time.perf_counter() - start
 prompt, new = int(sys.argv[3]), int(sys.argv[4])
 def run(prompt, new):
@@ -88,30 +91,31 @@ def run(
 
     Raises UsageError naming what went wrong when ours does not run.
     """
-    scripts = {"gateup": (_OURS, model, sys.executable)}
+    ours = {f"{_NAME}, {kind} activations": (_OURS, model, sys.executable, kind) for kind in KINDS}
+    scripts = dict(ours)
     if file is None:
         note("without llama.cpp: the model is not one GGUF file")
     else:
-        scripts["llama.cpp"] = (_LLAMA, str(file), str(peers_python or sys.executable))
+        scripts["llama.cpp"] = (_LLAMA, str(file), str(peers_python or sys.executable), "")
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(turns):
-        for name, (script, ref, python) in list(scripts.items()):
-            answer = _child(python, script, ref, threads)
+        for name, (script, ref, python, kind) in list(scripts.items()):
+            answer = _child([python, "-c", script, ref], kind, threads)
             if isinstance(answer, dict):
                 found.setdefault(name, []).append(answer)
                 continue
             del scripts[name]
-            if name == "gateup":
+            if name in ours:
                 raise UsageError(f"the engine does not run it: {answer}")
             note(f"without {name}: {answer}")
     return [_result(name, rows) for name, rows in found.items()]
 
 
-def _child(python: str, script: str, ref: str, threads: int) -> dict[str, float] | str:
+def _child(begin: list[str], kind: str, threads: int) -> dict[str, float] | str:
     """What the script measured, or the last line of its complaint."""
     source = str(Path(gateup.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": str(threads)}
-    command = [python, "-c", script, ref, str(threads), str(PROMPT), str(NEW)]
+    command = [*begin, str(threads), str(PROMPT), str(NEW), kind]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode == 0 and done.stdout.strip():
         answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -47,9 +47,15 @@ class Decoded:
 
 
 def load(
-    checkpoint: Checkpoint, context: int | None = None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    context: int | None = None,
+    progress: Progress | None = None,
+    *,
+    terms: int = 1,
 ) -> Decoded:
     """The decoder's configuration for texts of `context` tokens, and its weights.
+
+    terms  how the kernels take activations for quantised weights: see PackedWeight
 
     Raises UnknownArchitectureError, ConfigError; InputError where the files have no weights, or
     not those that the description has, or values that are no numbers.
@@ -57,7 +63,7 @@ def load(
     config = decoder_config(checkpoint, context)
     _refuse(checkpoint)
     with TensorFiles() as files:
-        source = _Source(checkpoint, files, progress)
+        source = _Source(checkpoint, files, progress, terms=terms)
         config = _with_factors(config, source)
         embed = source.matrix("embed_tokens", None)
         layers = tuple(_layer(source, i, x) for i, x in enumerate(config.layers))
@@ -105,9 +111,11 @@ class _Source:
         files: TensorFiles,
         progress: Progress | None,
         native: bool | None = None,
+        terms: int = 1,
     ) -> None:
         """native: as for `pack`; False keeps every matrix in the bytes of its file."""
         self.native = native
+        self.terms = terms
         self.checkpoint = checkpoint
         self.files = files
         self.progress = progress
@@ -207,6 +215,8 @@ class _Source:
         except GateupError as e:
             where = f"{header.file}, tensor {clip(header.name)}"
             raise InputError(e.what, where=where, expected=e.expected, remedy=e.remedy) from None
+        if w.native and header.type not in _DENSE:
+            return replace(w, terms=self.terms)
         if w.native or self.native is False or header.type in _DENSE:
             return w
         if self.spare < 4 * rows * width:

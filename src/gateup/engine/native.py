@@ -226,9 +226,9 @@ def _rounded(n: int) -> int:
     return -(-n // PANEL) * PANEL
 
 
-def _matrix(w: PackedWeight) -> tuple[int, int, int, int]:
-    """(type, address, n, k)"""
-    return NUMBERS[w.type], w.data.data_ptr(), w.n, w.k
+def _matrix(w: PackedWeight) -> tuple[int, int, int, int, int]:
+    """(type, address, n, k, terms)"""
+    return NUMBERS[w.type], w.data.data_ptr(), w.n, w.k, w.terms
 
 
 def _matrices(weights: Weights) -> list[tuple[str, PackedWeight]]:
