@@ -65,10 +65,7 @@ def check(
         generation=generation,
         deep=deep,
     )
-    if as_json:
-        _print_json(report.to_dict())
-    else:
-        report.print()
+    _print_json(report.to_dict()) if as_json else report.print()
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 

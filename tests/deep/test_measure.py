@@ -216,6 +216,19 @@ def test_a_nan_in_a_matrix_leaves_the_other_rules_running(trained: Path, tmp_pat
     assert found["deep.nan_weights"].severity == "error"
     assert "no numbers" in found["deep.gate_up_order"].title
     assert found["deep.gate_up_order"].severity == "note"
+    assert "deep.activation_overflow" not in found  # the weight is the cause, and named
+
+
+def test_activations_that_float32_does_not_hold(trained: Path, tmp_path: Path) -> None:
+    def spoil(tensors: Tensors) -> None:
+        tensors[name(0, "up")] *= 1e30
+        tensors[name(0, "gate")] *= 1e30
+
+    found = deep(gateup.check(edited(trained, tmp_path / "m", spoil), deep=True))
+    error = found["deep.activation_overflow"]
+    assert error.severity == "error"
+    assert error.title == "layer 0: activations are no numbers, and every weight is one"
+    assert "deep.nan_weights" not in found
 
 
 def test_zero_rows(trained: Path, tmp_path: Path) -> None:

@@ -28,8 +28,12 @@ def test_a_block_s_scale_that_is_no_number(smollm2_gguf: Path, tmp_path: Path) -
     with path.open("r+b") as file:
         file.seek(header.offset + 9 * row + 2 * 20)  # row 9, block 2: columns 64 to 95
         file.write(b"\x00\x7e")
+    steps: list[tuple[int, int]] = []
     with TensorFiles() as files:
-        found = scan(checkpoint, files)
+        found = scan(checkpoint, files, lambda done, total: steps.append((done, total)))
+    assert steps == sorted(steps)
+    assert len(steps) == len(checkpoint.headers)
+    assert steps[-1][0] == steps[-1][1] == sum(h.nbytes for h in checkpoint.headers)
     assert [(b.name, b.nans, b.infinities, b.first) for b in found.not_finite] == [
         (header.name, 32, 0, (9, 64))
     ]

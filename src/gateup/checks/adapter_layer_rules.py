@@ -57,18 +57,7 @@ def replication(context: Context) -> Iterable[Finding]:
     have, file = context.spec.num_layers, context.source("adapter")
     stacked = replicated(context)
     if not stacked:
-        yield Finding(
-            "adapter.replication",
-            "error",
-            f"{FIELD} is {clip(value, 60)}; the base has layers 0 to {have - 1}",
-            (
-                Evidence(
-                    FIELD, clip(value, 60), f"[[start, end], …], 0 ≤ start < end ≤ {have}", file
-                ),
-            ),
-            "Each pair is a run of the base's layers, its end not included.",
-            "use the adapter with the base it was trained on, or correct the numbers",
-        )
+        yield _no_layers(context, value)
         return
     assert context.adapter is not None
     named = {layer_of(t.canonical or t.name) for t in context.adapter.tensors}
@@ -99,4 +88,17 @@ def replication(context: Context) -> Iterable[Finding]:
         if twice
         else "",
         {"layers": len(stacked), "base": have, "copies": twice},
+    )
+
+
+def _no_layers(context: Context, value: object) -> Finding:
+    have, shown = context.spec.num_layers, clip(value, 60)
+    wanted = f"[[start, end], …], 0 ≤ start < end ≤ {have}"
+    return Finding(
+        "adapter.replication",
+        "error",
+        f"{FIELD} is {shown}; the base has layers 0 to {have - 1}",
+        (Evidence(FIELD, shown, wanted, context.source("adapter")),),
+        "Each pair is a run of the base's layers, its end not included.",
+        "use the adapter with the base it was trained on, or correct the numbers",
     )

@@ -310,18 +310,23 @@ def activation_overflow(context: Context) -> Iterable[Finding]:
     """
     trial = context.trial
     assert trial is not None
+    lost = next((x for x in trial.layers if not isfinite(x.h_max + x.out_max)), None)
+    if lost is not None:
+        if context.scan is None or not context.scan.not_finite:  # else they are the cause
+            yield _not_finite(context, lost)
+        return
     why = _float16(context)
-    over = [x for x in trial.layers if not _top(x) < (FLOAT16_MAX / 8 if why else FLOAT16_MAX)]
+    over = [x for x in trial.layers if _top(x) >= (FLOAT16_MAX / 8 if why else FLOAT16_MAX)]
     if not over:
         return
-    worst = max(over, key=lambda x: _top(x) if isfinite(_top(x)) else inf)
+    worst = max(over, key=_top)
     top = _top(worst)
     severity: Severity = "note"
-    if why and not top < FLOAT16_MAX / 2:
+    if why and top >= FLOAT16_MAX / 2:
         severity = "warning" if top < FLOAT16_MAX else "error"
     out = worst.out_max >= worst.h_max
     what = "output of down_proj" if out else "input of down_proj"
-    margin = FLOAT16_MAX / top if top > 0 else 0.0
+    margin = FLOAT16_MAX / top
     yield Finding(
         "deep.activation_overflow",
         severity,
@@ -335,7 +340,7 @@ def activation_overflow(context: Context) -> Iterable[Finding]:
                 "below 65,504",
                 why or "float16, were it used",
             )
-            for x in sorted(over, key=lambda x: -_top(x) if isfinite(_top(x)) else -inf)[:SHOWN]
+            for x in sorted(over, key=_top, reverse=True)[:SHOWN]
         ),
         f"Measured over {trial.tokens} tokens; another text may reach further. Beyond the limit a"
         " value is infinite, the next norm makes NaN of it, and every logit is NaN.",
@@ -349,21 +354,41 @@ def activation_overflow(context: Context) -> Iterable[Finding]:
     )
 
 
+def _not_finite(context: Context, run: LayerRun) -> Finding:
+    """Even float32 did not hold them."""
+    return Finding(
+        "deep.activation_overflow",
+        "error",
+        f"layer {run.layer}: activations are no numbers, and every weight is one",
+        (
+            Evidence(
+                f"layer {run.layer}",
+                f"largest |h| {run.h_max:g} (neuron {run.h_at}), largest |output|"
+                f" {run.out_max:g} (channel {run.out_at})",
+                "finite numbers",
+                "computed in float32",
+            ),
+        ),
+        "Values grew beyond 3.4e38 in this layer or the one before: weights of another scale, or a"
+        " norm that is not the model's.",
+        "compare the layer's weights and norms with the source's",
+        {"layer": run.layer},
+    )
+
+
 def _top(run: LayerRun) -> float:
-    """The larger of the two; NaN where one is."""
-    return run.h_max + run.out_max if run.h_max != run.h_max else max(run.out_max, run.h_max)
+    """The larger of the two."""
+    return max(run.h_max, run.out_max)
 
 
 def _said(value: float) -> str:
-    if not isfinite(value):
-        return "no number"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rescaled(over: Sequence[LayerRun]) -> str:
     """Another dtype; or, where h alone is too large, the power of two that brings it down."""
     words = "compute in bfloat16 (vLLM: --dtype bfloat16; trainers: bf16: true), or in float32"
-    large = [x for x in over if isfinite(x.h_max) and x.h_max >= FLOAT16_MAX / 2]
+    large = [x for x in over if x.h_max >= FLOAT16_MAX / 2]
     if large and all(x.out_max < FLOAT16_MAX / 2 for x in over):
         power = 2 ** max(1, ceil(log2(max(x.h_max for x in large) / (FLOAT16_MAX / 8))))
         where = listed([f"{x.h_at} of layer {x.layer}" for x in large], 3)

@@ -29,8 +29,8 @@ from gateup.ops.packed import linear
 
 MAX_TOKENS = 384
 MIN_TOKENS = 16
-# h is next to nothing below this share of the median neuron's largest |h| (of 46,080 neurons of
-# SmolLM2 the smallest reaches 0.1 of it).
+# h is next to nothing below this share of the median neuron's largest |h| (none of SmolLM2's
+# 46,080 neurons is below 0.1 of it).
 DEAD = 1e-3
 # An expert's neurons are judged where so many tokens came by.
 ENOUGH = 32
