@@ -129,14 +129,19 @@ def test_what_is_refused():
 def test_the_binding_refuses_what_it_cannot_address():
     module = native.extension()
     w, _ = packed("Q8_0", 16, 32)
-    good, rows = (8, w.data.data_ptr(), 16, 32), (w.data.data_ptr(), 32, 0)
+    good, rows = (8, w.data.data_ptr(), 16, 32, 1), (w.data.data_ptr(), 32, 0)
     for call, said in (
         (
-            lambda: module.linear([((10, 64, 1, 256), 0, rows)], rows, 1, 1),
+            lambda: module.linear([((10, 64, 1, 256, 1), 0, rows)], rows, 1, 1),
             "no kernels for type 10",
         ),
-        (lambda: module.linear([((8, 65, 16, 32), 0, rows)], rows, 1, 1), "not aligned"),
-        (lambda: module.linear([((8, 64, 16, 33), 0, rows)], rows, 1, 1), "cannot be packed"),
+        (lambda: module.linear([((8, 65, 16, 32, 1), 0, rows)], rows, 1, 1), "not aligned"),
+        (lambda: module.linear([((8, 64, 16, 33, 1), 0, rows)], rows, 1, 1), "cannot be packed"),
+        (lambda: module.linear([((*good[:4], 3), 0, rows)], rows, 1, 1), "neither 1 nor 2"),
+        (
+            lambda: module.linear([(g, 0, rows) for g in (good, (*good[:4], 2))], rows, 1, 1),
+            "differ in k or terms",
+        ),
         (lambda: module.linear([(good, 0, rows)], (0, 0, 3), 1, 1), "unknown dtype"),
         (lambda: module.linear([(good, 0, rows)], rows, -1, 1), "negative number"),
         (lambda: module.linear([(good, 0, rows)], rows, 1, 0), "fewer than one thread"),

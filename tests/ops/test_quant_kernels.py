@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -181,3 +183,40 @@ def test_a_nan_scale_reaches_its_column_alone(isa):
     (y,) = native_matrix.linear(torch.randn(3, 64), [w])
     assert y[:, 7].isnan().all()
     assert y.isnan().sum() == 3
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_two_terms_are_exact_to_16_bits_and_the_same_whatever_the_batch(isa, name):
+    """Error against the unquantised x: a 254th of one term's at most, beside float32's own."""
+    w, weights = packed(name, 37, width(name))
+    two = replace(w, terms=2)
+    for t in (1, 2, 3, 9, 70, 300):
+        x = inputs(t, w.k, t)
+        truth = x.double() @ weights.double().T
+        size = x.double().abs() @ weights.double().abs().T
+        (one,), (y,) = native_matrix.linear(x, [w]), native_matrix.linear(x, [two])
+        # A term's step is 1/127 of a block's largest; its half remains, of which the next term
+        # takes all but half a step of a step: |x - x'| <= largest / (2·127)² elementwise.
+        blocks = x.reshape(t, -1, block_k(name))
+        largest = blocks.abs().amax(-1, keepdim=True).expand_as(blocks).reshape(x.shape).double()
+        left = largest / (2 * 127) ** 2 @ weights.double().abs().T
+        assert ((y.double() - truth).abs() <= 1.01 * left + 8 * 2.0**-24 * size).all()
+        assert (one.double() - truth).norm() > 50 * (y.double() - truth).norm()
+        assert torch.equal(native_matrix.linear(x[-1:], [two])[0], y[-1:])
+
+
+def test_a_gated_mlp_of_two_terms(isa):
+    matrices = [
+        packed("Q4_K", n, k, s) for s, (n, k) in enumerate(((512, 256), (512, 256), (40, 512)))
+    ]
+    gate, up, down = (replace(w, terms=2) for w, _ in matrices)
+    g, u, d = (exact.double() for _, exact in matrices)
+    x = torch.randn(37, 256, generator=torch.Generator().manual_seed(1)) / 8
+    truth = F.silu(x.double() @ g.T) * (x.double() @ u.T) @ d.T
+    y = native_matrix.gated_mlp(x, gate, up, down)
+    swapped = native_matrix.gated_mlp(x, up, gate, down)
+    one = native_matrix.gated_mlp(x, *(replace(w, terms=1) for w in (gate, up, down)))
+    error = (y.double() - truth).norm() / truth.norm()
+    assert error < 1e-3 < (one.double() - truth).norm() / truth.norm()
+    assert (swapped.double() - truth).norm() > 0.1 * truth.norm()
+    assert torch.equal(native_matrix.gated_mlp(x[5:6], gate, up, down), y[5:6])

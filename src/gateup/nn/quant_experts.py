@@ -39,7 +39,7 @@ class QuantExperts(nn.Module):
         super().__init__()
         self.act = activation(act).name
         self.num_experts = len(gate)
-        self.kinds: list[tuple[str, int, int, bool]] = []
+        self.kinds: list[tuple[str, int, int, int]] = []
         for name, weights in zip(_PARTS, (gate, up, down), strict=True):
             first = weights[0]
             kind = (first.type, first.n, first.k, first.terms)
