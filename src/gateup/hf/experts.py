@@ -9,7 +9,7 @@ gradient of their own, to be added among those of x's other users in that order.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,10 @@ from torch.autograd.function import once_differentiable
 from gateup.model.layout import GateUpLayout
 from gateup.ops.activations import activation
 from gateup.ops.layouts import halves, word
+from gateup.ops.tracing import transformed
+
+if TYPE_CHECKING:
+    from gateup.hf.forward import Forward
 
 
 class Gate(torch.autograd.Function):
@@ -45,11 +49,19 @@ class Gate(torch.autograd.Function):
 class ApplyGate:
     """Stands in an experts module for its `_apply_gate`, which its implementations call."""
 
-    def __init__(self, layout: GateUpLayout, act: str) -> None:
-        self.layout, self.act = word(replace(layout, stacked=False)), act
+    def __init__(self, forward: Forward, layout: GateUpLayout) -> None:
+        self.forward, self.layout = forward, word(replace(layout, stacked=False))
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        result: Tensor = Gate.apply(gate_up, self.layout, self.act)  # type: ignore[no-untyped-call]
+        module: Any = self.forward.module
+        result: Tensor
+        if self.forward.changed:
+            result = type(module)._apply_gate(module, gate_up)
+        elif transformed():
+            result = activation(self.forward.act).gated(*halves(gate_up, self.layout))
+        else:
+            act = self.forward.act
+            result = Gate.apply(gate_up, self.layout, act)  # type: ignore[no-untyped-call]
         return result
 
 

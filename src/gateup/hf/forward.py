@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gateup.hf.experts import eager_loop
 from gateup.hf.table import Kind, Row
-from gateup.nn.projections import in_blocks, parameters_of
+from gateup.nn.projections import in_blocks, is_bare, parameters_of
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.mlp_ops import autocasts
 from gateup.ops.modular import gated_mlp_fused_modules, gated_mlp_modules
@@ -32,6 +32,31 @@ class Forward:
 
     def __init__(self, module: nn.Module, row: Row, act: str, options: MLPOptions) -> None:
         self.module, self.row, self.act, self.options = module, row, act, options
+        self.function = self._function()
+
+    def _function(self) -> Any:
+        """What the module has for its activation; gpt-oss has two numbers."""
+        m: Any = self.module
+        return (m.limit, m.alpha) if self.row.act is None else getattr(m, self.row.act)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the module's activation is another than at patching, or has hooks: then the
+        class's own forward runs, which calls it."""
+        now = self._function()
+        if isinstance(now, nn.Module):
+            return now is not self.function or not is_bare(now)
+        return bool(now != self.function)
+
+    def stock(self, *arguments: Tensor) -> Tensor:
+        """What the class itself computes."""
+        y: Tensor = type(self.module).forward(self.module, *arguments)
+        return y
+
+    @property
+    def __code__(self) -> Any:
+        """torch.export names the place of the forward it was given by it."""
+        return type(self).__call__.__code__
 
     @property
     def exact(self) -> bool:
@@ -46,6 +71,8 @@ class SplitForward(Forward):
         """x [..., H] -> [..., H]. How the projections run is decided at each call, because
         adapters and hooks come and go."""
         m: Any = self.module
+        if self.changed:
+            return self.stock(x)
         plain = parameters_of(m.gate_proj, m.up_proj, m.down_proj)
         if plain is None:
             y = in_blocks(x, m.gate_proj, m.up_proj, m.down_proj, self.act, self.options)
@@ -65,6 +92,8 @@ class FusedForward(Forward):
     def __call__(self, hidden_states: Tensor) -> Tensor:
         """hidden_states [..., H] -> [..., H]; as in SplitForward."""
         m: Any = self.module
+        if self.changed:
+            return self.stock(hidden_states)
         plain = parameters_of(m.gate_up_proj, m.down_proj)
         if plain is None:
             return gated_mlp_fused_modules(
@@ -99,9 +128,9 @@ class ExpertsForward(Forward):
         m: Any = self.module
         implementation = m.config._experts_implementation or "eager"
         arguments = hidden_states, top_k_index, top_k_weights
-        if m._is_expert_parallel or (self.exact and implementation not in COMBINE):
-            y: Tensor = type(m).forward(m, *arguments)
-            return y
+        served = implementation in COMBINE or not self.exact
+        if self.changed or m._is_expert_parallel or not served:
+            return self.stock(*arguments)
         if self.exact and implementation == "eager":
             return eager_loop(m, m._apply_gate, *arguments)
         experts = ExpertWeights(

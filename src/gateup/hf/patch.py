@@ -90,7 +90,7 @@ def _install(module: nn.Module, row: Row, act: str, options: MLPOptions) -> None
     slot = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
     module.__dict__[slot] = FORWARDS[row.kind](module, row, act, options)
     if row.layout.stacked:
-        module.__dict__["_apply_gate"] = ApplyGate(row.layout, act)
+        module.__dict__["_apply_gate"] = ApplyGate(module.__dict__[slot], row.layout)
 
 
 def _slot(module: nn.Module) -> str | None:
@@ -117,7 +117,8 @@ def _why_not(
 
 
 def _why_not_experts(module: Any, options: MLPOptions) -> str | None:
-    if not gates_as_declared(module):
+    own = module.__dict__.get("_apply_gate")
+    if not gates_as_declared(module) or not isinstance(own, ApplyGate | None):
         return "its subclass gates in its own way"
     if getattr(module, "has_post_expert_norm", False):
         return "it has a norm after each expert"

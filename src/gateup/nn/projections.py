@@ -25,8 +25,8 @@ _any_global_hook: Any = getattr(torch_module, "_has_any_global_hook", lambda: Fa
 def parameters_of(*projections: nn.Module) -> tuple[Linear, ...] | None:
     """(weight, bias) of each; None when any of them must be called as a module instead.
 
-    So it is with adapters (LoRA), quantised or offloaded weights, parametrizations, parts sharded
-    on their own, and hooks: their weight alone does not say what they compute.
+    So it is with adapters (LoRA), quantised, sparse or offloaded weights, parametrizations, parts
+    sharded on their own, and hooks: their weight alone does not say what they compute.
     """
     if _any_global_hook() or any(why_not_plain(p) for p in projections):
         return None
@@ -51,9 +51,16 @@ def why_not_plain(projection: nn.Module) -> str | None:
     # A subclass of Tensor (DTensor, torchao's) brings its own F.linear.
     if type(weight) not in (Tensor, nn.Parameter):
         return f"its weight is a {type(weight).__name__}"
+    if weight.layout is not torch.strided:
+        return f"its weight is {str(weight.layout).removeprefix('torch.')}"
     if not torch.is_floating_point(weight):
         return f"its weight is {weight.dtype}"
     return None
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether a call of the module is a call of its class's forward and nothing else."""
+    return _bare(module) is None
 
 
 def why_called(projection: nn.Module) -> str | None:

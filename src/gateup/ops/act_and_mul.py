@@ -12,12 +12,13 @@ from torch import Tensor
 
 from gateup.errors import UsageError
 from gateup.model.layout import GateUpLayout
-from gateup.ops import dispatch
+from gateup.ops import composed, dispatch
 from gateup.ops.activations import activation
 from gateup.ops.arguments import floating, same, twice_differentiated
 from gateup.ops.layouts import CONCAT, even_width, halves, word
 from gateup.ops.options import Rounding
 from gateup.ops.rows import flat
+from gateup.ops.tracing import transformed
 
 
 def act_and_mul(gate_up: Tensor, *, act: str = "silu", layout: GateUpLayout = CONCAT) -> Tensor:
@@ -31,7 +32,10 @@ def act_and_mul(gate_up: Tensor, *, act: str = "silu", layout: GateUpLayout = CO
     if gate_up.dim() == 0:
         raise UsageError("gate_up is a single number", expected="shape [..., 2·I]")
     even_width(gate_up.shape[-1], "gate_up")
-    result: Tensor = torch.ops.gateup.act_and_mul(gate_up, act, word(layout))
+    form = word(layout)
+    if transformed():
+        return composed.act_and_mul(*halves(gate_up, form), act, eager=False)
+    result: Tensor = torch.ops.gateup.act_and_mul(gate_up, act, form)
     return result
 
 
@@ -49,7 +53,10 @@ def act_and_mul_split(
     same("up", up, "gate", gate)
     if gate.shape != up.shape:
         raise UsageError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}")
-    result: Tensor = torch.ops.gateup.act_and_mul_split(gate, up, act, rounding == "hf")
+    eager = rounding == "hf"
+    if transformed():
+        return composed.act_and_mul(gate, up, act, eager=eager)
+    result: Tensor = torch.ops.gateup.act_and_mul_split(gate, up, act, eager)
     return result
 
 

@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 
 from gateup.errors import UsageError
+from gateup.ops.tracing import differentiable, forward_mode, transformed
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def floating(name: str, tensor: Tensor) -> None:
-    """UsageError unless `tensor` is of a dtype the ops compute in."""
+    """UsageError unless `tensor` is strided and of a dtype the ops compute in."""
+    if tensor.layout is not torch.strided:
+        raise UsageError(
+            f"{name} is {str(tensor.layout).removeprefix('torch.')}, shape {tuple(tensor.shape)}",
+            expected="a dense (strided) tensor",
+            remedy="make it dense with to_dense(); a sparse projection is served as a module"
+            " (gateup.ops.modular)",
+        )
     if tensor.dtype not in DTYPES:
         expected = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise UsageError(
@@ -75,6 +83,18 @@ def check(x: Tensor, *expected: Expected, mixed: bool) -> None:
 
 def _short(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def refuse_transforms(name: str, *tensors: Tensor | None) -> None:
+    """UsageError where torch.func or forward mode would differentiate what has no rule for it.
+
+    A custom op drops tangents without a word, and its autograd is not torch.func's.
+    """
+    if transformed() and (forward_mode() or differentiable(*tensors)):
+        raise UsageError(
+            f"torch.func or forward-mode differentiation went through gateup.ops.{name}",
+            expected="backward() or torch.autograd.grad",
+        )
 
 
 def twice_differentiated(name: str) -> Callable[..., Any]:

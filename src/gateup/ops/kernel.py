@@ -46,9 +46,9 @@ def forward(
     """(y, x as cast where it was cast and is kept, what else is kept)."""
     compute = call.dtype or operands.w1.dtype
     t, cast, how = operands.cast(compute), x.to(compute), call.how(compute)
-    if x.numel() == 0:
+    if 0 in x.shape[:-1]:
         y, kept = _nothing(cast, t, keep)
-    elif how.wide or how.tile:
+    elif (how.wide or how.tile) and not _hollow(t):
         y, kept = tiled.forward(cast, t, how, keep.pre, keep.product)
     else:
         y, kept = exact.forward(cast, t, how.form, how.act, keep.pre, keep.product)
@@ -85,9 +85,9 @@ def backward_apart(
     compute = call.dtype or dtype
     t, how = operands.cast(compute), call.how(compute)
     second: Tensor | None = None
-    if dy.numel() == 0:
+    if 0 in dy.shape[:-1]:
         grads = no_gradients(dy, t, x_dtype)
-    elif how.wide or how.tile:
+    elif (how.wide or how.tile) and not _hollow(t):
         grads = tiled.backward(dy, x, t, kept, how, needs, x_dtype)
     else:
         grads, second = exact.backward(dy, x, t, kept, how.form, how.act, needs)
@@ -98,6 +98,11 @@ def backward_apart(
     return Gradients(*(grad if needed else None for grad, needed in wanted)), (
         None if second is None else second.to(x_dtype)
     )
+
+
+def _hollow(t: Operands) -> bool:
+    """Whether H or I is 0: biases and zeros, which torch's own operations give."""
+    return not (t.w1.numel() and t.down.numel())
 
 
 def _nothing(x: Tensor, t: Operands, keep: Keep) -> tuple[Tensor, Kept]:

@@ -2,7 +2,8 @@
 
 Tracers (torch.compile, export, fake and meta tensors, subclasses) see the custom op. Eager code
 calls the same kernels from an autograd Function: the dispatcher's way through a Python op costs
-60 to 80 µs a call, as much as a whole small MLP at one token.
+60 to 80 µs a call, as much as a whole small MLP at one token. torch.func's transforms see torch's
+own operations.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gateup.ops import kernel
+from gateup.ops import composed, kernel
 from gateup.ops.arguments import once
 from gateup.ops.kernel import Call, Keep
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.operands import Kept, Needs, Operands
 from gateup.ops.options import MLPOptions
-from gateup.ops.tracing import differentiable, traced
+from gateup.ops.tracing import differentiable, traced, transformed
 
 
 def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions) -> Tensor:
@@ -28,9 +29,11 @@ def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions)
     Nothing is kept for a gradient that nobody asked for: of frozen weights, or of a frozen x.
     """
     keep = keep_for(x, operands, options.save)
-    dtype = autocast_dtype(x)
+    dtype, wide = autocast_dtype(x), options.rounding == "wide"
     tile = options.tile_size(operands.width, (dtype or x.dtype).itemsize) or 0
-    call = Call(form, act, options.rounding == "wide", tile, dtype)
+    if transformed():
+        return composed.mlp(x, operands, form, act, wide, dtype)
+    call = Call(form, act, wide, tile, dtype)
     if traced(x, *operands):
         y: Tensor = torch.ops.gateup.mlp(x, *operands, *call, list(keep))[0]
         return y

@@ -18,7 +18,13 @@ from gateup.errors import UsageError
 from gateup.model.layout import GateUpLayout
 from gateup.ops import experts_grouped, experts_loop
 from gateup.ops.activations import activation
-from gateup.ops.arguments import floating, same, shaped, twice_differentiated
+from gateup.ops.arguments import (
+    floating,
+    refuse_transforms,
+    same,
+    shaped,
+    twice_differentiated,
+)
 from gateup.ops.experts import Bank, How, Kept, Needs, empty_gradients, empty_kept
 from gateup.ops.layouts import even_width, halves, word
 from gateup.ops.options import MLPOptions
@@ -69,8 +75,10 @@ def moe(
     backward, per token: x (H), and k·2I with save "gate_up", k·(3I + H) with "all" (k·3I where
     `weights` need no gradient).
 
-    Raises UsageError for tensors that do not fit, by name and with their shapes.
+    Raises UsageError for tensors that do not fit, by name and with their shapes, and where
+    torch.func or forward mode differentiates.
     """
+    refuse_transforms("moe", x, weights, *experts[:4])
     width = _check(x, index, weights, experts, act)
     if combine not in get_args(Combine):
         raise UsageError(f"combine is {combine!r}", expected='"slots" or "experts"')

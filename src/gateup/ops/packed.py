@@ -20,7 +20,7 @@ from gateup.errors import UsageError
 from gateup.ops import packed_ops
 from gateup.ops.act_and_mul import act_and_mul_split
 from gateup.ops.activations import activation
-from gateup.ops.arguments import DTYPES, floating
+from gateup.ops.arguments import DTYPES, floating, refuse_transforms
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.packed_weight import PackedWeight
 from gateup.ops.packing import nbytes, pack, status
@@ -119,6 +119,7 @@ def _cast(x: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, w: PackedWeight, bias: Tensor | None, name: str) -> None:
+    refuse_transforms("packed", x, bias)
     floating("x", x)
     if x.dim() == 0 or x.shape[-1] != w.k:
         raise UsageError(f"x has shape {tuple(x.shape)}", expected=f"[..., {w.k}], as {name} takes")

@@ -7,6 +7,7 @@ in float32, however many tiles there are, so that hooks on it fire once.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from gateup.ops.arguments import once
 from gateup.ops.gemm import wide_dtype
 from gateup.ops.mlp_ops import autocasts
 from gateup.ops.rows import Rows, spans
+from gateup.ops.tracing import transformed
 
 Span = slice | None
 
@@ -28,7 +30,12 @@ def recomputed(body: nn.Module, *inputs: Tensor, tile: int | None, keep: bool) -
 
     keep  True: each tile keeps its own graph; False: only the inputs, and backward runs the body
           again with the same random numbers, under the same autocast
+
+    Under torch.func's transforms the body is called as it is.
     """
+    if transformed():
+        y: Tensor = body(*inputs)
+        return y
     names, parameters = [], []
     for name, parameter in body.named_parameters():
         if parameter.requires_grad:
@@ -74,6 +81,15 @@ class _Moment(NamedTuple):
                 yield
 
 
+# functional_call puts its tensors into the modules and takes them out again. Two threads at once
+# would each take the other's for the module's own, and leave them there for good.
+_SWAPPED = threading.RLock()
+
+
+def _alone() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _SWAPPED
+
+
 class _Run(NamedTuple):
     """The body with the parameters it is to use, by name."""
 
@@ -83,7 +99,8 @@ class _Run(NamedTuple):
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         swapped = dict(zip(self.names, self.parameters, strict=True))
-        y: Tensor = functional_call(self.body, swapped, tuple(inputs))
+        with _alone():
+            y: Tensor = functional_call(self.body, swapped, tuple(inputs))
         return y
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -12,7 +13,8 @@ def flat(x: Tensor) -> Tensor:
     """[..., W] as [T, W]; a view where the strides allow it. T = 1 for a 1-D tensor."""
     if x.dim() == 2:
         return x
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
+    # Not -1: of a last axis of no elements torch could not tell how many rows there are.
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 class Rows:

@@ -1,4 +1,5 @@
-"""Whether a tracer looks on, so that the custom op must be called and not the kernel behind it."""
+"""Who looks on: a tracer, which must see the custom op and not the kernel behind it; a transform,
+which must see torch's own operations; autograd."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Private names of torch, the only way to ask whether a tracer is at work.
@@ -24,6 +26,19 @@ def traced(*tensors: Tensor | None) -> bool:
     if _C._are_functorch_transforms_active():
         return True
     return any(_C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS)
+
+
+def transformed() -> bool:
+    """Under a transform of torch.func (grad, vmap, jvp, ...) or forward-mode differentiation."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_mode() or bool(_C._are_functorch_transforms_active())
+
+
+def forward_mode() -> bool:
+    """Whether tangents may be about, which a custom op would silently drop."""
+    level: int = forward_ad._current_level
+    return level >= 0
 
 
 def differentiable(*tensors: Tensor | None) -> bool:
