@@ -1,6 +1,7 @@
 # make demo   install what it needs and look into a real model
 # make test   run the test suite
 # make lint   formatter, linter, type checker, import contract
+# make sanitize   run the kernels' tests under the address and undefined-behaviour sanitizers
 # Each sets up .venv by itself; nothing outside this folder is touched.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # One worker a core: the suite is processor-bound.
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test sanitize lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/gateup show smollm2
@@ -22,6 +23,21 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+# A copy of the package with an extension built for it. Leaks are the interpreter's own at exit.
+SANITIZE := build/sanitize
+sanitize: $(VENV)/.test
+	$(PIP) nanobind
+	cmake -S . -B $(SANITIZE) -DCMAKE_BUILD_TYPE=Release -DGATEUP_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	cmake --build $(SANITIZE) -j $(JOBS)
+	rm -rf $(SANITIZE)/src && cp -r src $(SANITIZE)/src
+	cp $(SANITIZE)/_native*.so $(SANITIZE)/src/gateup/
+	ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  PYTHONPATH=$(SANITIZE)/src $(BIN)/python -m pytest $(KERNEL_TESTS)
+KERNEL_TESTS := tests/ops/test_native_matrix.py tests/ops/test_quant_kernels.py \
+                tests/ops/test_native.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -57,17 +57,20 @@ def main() -> None:
     if args.isa:
         native.extension().use_isa(args.isa)
     h, i = SHAPES[args.shape]
+    stream = native_matrix._aligned(1 << 29).fill_(1).view(torch.int64)
     rows = []
     for name in args.types.split(","):
         block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         elements = h * i * (1 if args.linear else 3)
         size = elements // block * nbytes
         copies = max(1, round(args.cold * 1e6 / size))
-        gates, ups = (matrices(name, i, h, copies if j == 0 or not args.linear else 1) for j in (0, 1))
+        gates, ups = (
+            matrices(name, i, h, copies if j == 0 or not args.linear else 1) for j in (0, 1)
+        )
         downs = matrices(name, h, i, 1 if args.linear else copies)
         for t in map(int, args.tokens.split(",")):
             x = torch.randn(t, h)
-            turn, times, began = 0, [], time.perf_counter()
+            turn, times, reads, began = 0, [], [], time.perf_counter()
             while len(times) < 3 or time.perf_counter() - began < args.seconds:
                 start = time.perf_counter()
                 if args.linear:
@@ -76,12 +79,17 @@ def main() -> None:
                     native_matrix.gated_mlp(x, gates[turn], ups[turn], downs[turn])
                 times.append(time.perf_counter() - start)
                 turn = (turn + 1) % copies
+                if len(times) % max(1, int(0.2 / times[-1])) == 0 and t <= 8:
+                    start = time.perf_counter()
+                    stream.sum()
+                    reads.append((1 << 29) / (time.perf_counter() - start) / 1e9)
             ms = statistics.median(times) * 1e3
             limit = max(size / args.bandwidth / 1e6, 2 * elements * t / args.peak / 1e6)
             row = {
                 "type": name, "t": t, "ms": round(ms, 3), "best_ms": round(min(times) * 1e3, 3),
                 "gb_s": round(size / ms / 1e6, 1), "gop_s": round(2 * elements * t / ms / 1e6),
                 "roofline": round(limit / ms, 2), "n": len(times),
+                "read": round(max(reads, default=0), 1),
             }  # fmt: skip
             rows.append(row)
             print("  ".join(f"{k} {v}" for k, v in row.items()), flush=True)

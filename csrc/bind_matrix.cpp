@@ -13,6 +13,7 @@
 
 #include "act_and_mul.hpp"
 #include "matrix.hpp"
+#include "scratch.hpp"
 
 namespace nb = nanobind;
 
@@ -136,6 +137,9 @@ void bind_matrix(nb::module_& m) {
   m.def("pack", &pack, "The file's rows at an address into a packed matrix");
   m.def("linear", &linear, "y = x·Wᵀ + bias for several matrices and one x");
   m.def("gated_mlp", &gated_mlp, "y = down(act(gate(x)) * up(x))");
+  m.def("use_huge_pages", [](std::uintptr_t address, std::size_t bytes) {
+    use_huge_pages(reinterpret_cast<std::uint8_t*>(address), bytes);
+  }, "Ask for huge pages under memory not yet touched");
   m.def("unpack", &unpack, "Rows of a packed matrix as numbers");
 }
 

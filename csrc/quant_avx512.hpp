@@ -83,31 +83,28 @@ GATEUP_INLINE __m512 signed_bytes(const u8* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(whole));
 }
 
-// unpack_scales, without a detour over memory.
+// As unpack_scales.
 template <int F>
 GATEUP_INLINE void unpack_scales512(const u8* group, int first, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   constexpr int scales = f.group_k() / f.sub_k;
   const u8* scale = group + f.scale_at();
   const u8* min = group + f.min_at();
-  if (!f.super()) {
-    for (int s = 0; s < scales; ++s) {
+  for (int s = 0; s < scales; ++s) {
+    if (f.super()) {
+      const u8* at = scale + kPanel * s;
+      _mm512_store_ps(chunk.scale[s], f.type == kQ6_K ? signed_bytes(at) : bytes(at));
+      if (f.has_min) _mm512_store_ps(chunk.min[s], bytes(min + kPanel * s));
+    } else {
       _mm512_store_ps(chunk.scale[first + s], halves(scale + 32 * s));
       if (f.has_min) _mm512_store_ps(chunk.min[first + s], halves(min + 32 * s));
     }
-    return;
   }
-  const __m512 d = halves(group + f.d_at());
-  for (int s = 0; s < scales; ++s) {
-    const u8* at = scale + kPanel * s;
-    const __m512 whole = f.type == kQ6_K ? signed_bytes(at) : bytes(at);
-    _mm512_store_ps(chunk.scale[s], _mm512_mul_ps(d, whole));
-  }
+  if (!f.super()) return;
+  _mm512_store_ps(chunk.d, halves(group + f.d_at()));
   if (!f.has_min) return;
-  const __m512 dmin = _mm512_sub_ps(_mm512_setzero_ps(), halves(group + f.dmin_at()));
-  for (int b = 0; b < f.blocks(); ++b) {
-    _mm512_store_ps(chunk.min[b], _mm512_mul_ps(dmin, bytes(min + kPanel * b)));
-  }
+  const __m512 sign = _mm512_set1_ps(-0.0f);
+  _mm512_store_ps(chunk.dmin, _mm512_xor_ps(sign, halves(group + f.dmin_at())));
 }
 
 template <int F, Codes S>
@@ -139,48 +136,88 @@ GATEUP_INLINE void dot512(const u8* codes, const i8* x, int lead_bytes, int grou
   }
 }
 
-// As row_product of quant_plain.hpp, R rows at once.
+// As block_row of quant_plain.hpp, R rows at once.
 template <Kind K, int R>
-GATEUP_INLINE void rows_product(const Chunk& chunk, const TileInput& in, int first, int blocks,
-                                float* acc) {
-  constexpr bool super = K == Kind::kSuperMin || K == Kind::kSuper16;
-  constexpr bool min = K == Kind::kMin || K == Kind::kSuperMin;
-  constexpr int subs = K == Kind::kSuper16 ? 2 : 1, groups = 8 / subs;
+GATEUP_INLINE void block_rows(const Chunk& chunk, const TileInput& in, int first, int blocks,
+                              float* acc) {
   __m512 total[R];
-  for (int r = 0; r < R; ++r) {
-    total[r] = super ? _mm512_setzero_ps() : _mm512_load_ps(acc + kPanel * r);
-  }
+  for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
   const i64 lead = in.lead;
   const i8* x = in.codes + first * kBlockK;
   const float* scale = in.scale + first;
   const float* sums = in.sums + first;
-  const i32* start = min ? nullptr : in.start + first;
+  const i32* start = K == Kind::kMin ? nullptr : in.start + first;
   for (int b = 0; b < blocks; ++b, x += lead * kBlockK, scale += lead, sums += lead) {
-    for (int s = 0; s < subs; ++s) {
-      __m512i dot[R];
-      for (int r = 0; r < R; ++r) dot[r] = min ? _mm512_setzero_si512() : _mm512_set1_epi32(start[r]);
-      if (!min) start += lead;
-      dot512<R>(chunk.codes[b] + 64 * groups * s, x + 4 * groups * s, kBlockK, groups, dot);
-      const __m512 w = _mm512_load_ps(chunk.scale[subs * b + s]);
-      for (int r = 0; r < R; ++r) {
-        const __m512 factor = super ? w : _mm512_mul_ps(w, _mm512_set1_ps(scale[r]));
-        total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), factor, total[r]);
-      }
+    __m512i dot[R];
+    for (int r = 0; r < R; ++r) {
+      dot[r] = K == Kind::kMin ? _mm512_setzero_si512() : _mm512_set1_epi32(start[r]);
     }
-    if (min) {
-      const __m512 m = _mm512_load_ps(chunk.min[b]);
-      for (int r = 0; r < R; ++r) {
-        total[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(sums[r]), total[r]);
-      }
+    if (K != Kind::kMin) start += lead;
+    dot512<R>(chunk.codes[b], x, kBlockK, 8, dot);
+    const __m512 w = _mm512_load_ps(chunk.scale[b]);
+    for (int r = 0; r < R; ++r) {
+      const __m512 factor = _mm512_mul_ps(w, _mm512_set1_ps(scale[r]));
+      total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), factor, total[r]);
     }
+    if (K != Kind::kMin) continue;
+    const __m512 m = _mm512_load_ps(chunk.min[b]);
+    for (int r = 0; r < R; ++r) total[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(sums[r]), total[r]);
   }
+  for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
+}
+
+// acc[r] += a super-block's sums times its scales, and its minimums (see super_row).
+template <Kind K, int R>
+GATEUP_INLINE void add_super(const Chunk& chunk, const TileInput& in, int first,
+                             const __m512* total, float* acc) {
+  __m512 mins[R];
+  for (int r = 0; r < R; ++r) mins[r] = _mm512_setzero_ps();
+  const float* sums = in.sums + first;
+  for (int b = 0; has_min(K) && b < 8; ++b, sums += in.lead) {
+    const __m512 m = _mm512_load_ps(chunk.min[b]);
+    for (int r = 0; r < R; ++r) mins[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(sums[r]), mins[r]);
+  }
+  const __m512 d = _mm512_load_ps(chunk.d), dmin = _mm512_load_ps(chunk.dmin);
   for (int r = 0; r < R; ++r) {
-    if (super) {
-      const __m512 before = _mm512_load_ps(acc + kPanel * r);
-      total[r] = _mm512_fmadd_ps(total[r], _mm512_set1_ps(in.scale[first + r]), before);
-    }
-    _mm512_store_ps(acc + kPanel * r, total[r]);
+    const __m512 scale = _mm512_set1_ps(in.scale[first + r]);
+    __m512 sum = _mm512_load_ps(acc + kPanel * r);
+    sum = _mm512_fmadd_ps(total[r], _mm512_mul_ps(d, scale), sum);
+    if (has_min(K)) sum = _mm512_fmadd_ps(mins[r], _mm512_mul_ps(dmin, scale), sum);
+    _mm512_store_ps(acc + kPanel * r, sum);
   }
+}
+
+// As super_row of quant_plain.hpp, R rows at once. Q4_K's four sub-blocks are exact in one sum.
+template <Kind K, int R>
+GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first, float* acc) {
+  constexpr int subs = K == Kind::kSuper16 ? 2 : 1, groups = 8 / subs;
+  __m512 total[R];
+  for (int n = 0; n < 8 * subs; n += 4) {
+    __m512 part[2][R];
+    for (int i = 0; i < 4; ++i) {
+      const int to = K == Kind::kSuper4 ? 0 : i / 2;
+      const bool begins = K == Kind::kSuper4 ? i == 0 : i % 2 == 0;
+      const int b = (n + i) / subs, s = (n + i) % subs;
+      __m512i dot[R];
+      for (int r = 0; r < R; ++r) {
+        dot[r] = K == Kind::kSuper16 ? _mm512_set1_epi32(in.start[(n + i) * in.lead + first + r])
+                                     : _mm512_setzero_si512();
+      }
+      const i8* x = in.codes + (b / 2 * in.lead + first) * 2 * kBlockK + b % 2 * kBlockK;
+      dot512<R>(chunk.codes[b] + 64 * groups * s, x + 4 * groups * s, 2 * kBlockK, groups, dot);
+      const __m512 w = _mm512_load_ps(chunk.scale[n + i]);
+      for (int r = 0; r < R; ++r) {
+        const __m512 value = _mm512_cvtepi32_ps(dot[r]);
+        part[to][r] = begins ? _mm512_mul_ps(value, w) : _mm512_fmadd_ps(value, w, part[to][r]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const __m512 sum =
+          K == Kind::kSuper4 ? part[0][r] : _mm512_add_ps(part[0][r], part[1][r]);
+      total[r] = n == 0 ? sum : _mm512_add_ps(total[r], sum);
+    }
+  }
+  add_super<K, R>(chunk, in, first, total, acc);
 }
 
 // 8 rows at a time: their 8 integer and 8 float32 accumulators leave registers for the weights.
@@ -188,7 +225,11 @@ template <Kind K, int R>
 void tile_product512(const Chunk& chunk, const TileInput& in, int blocks, float* acc) {
   constexpr int step = R < 8 ? R : 8;
   for (int first = 0; first < R; first += step) {
-    rows_product<K, step>(chunk, in, first, blocks, acc + kPanel * first);
+    if constexpr (K == Kind::kPlain || K == Kind::kMin) {
+      block_rows<K, step>(chunk, in, first, blocks, acc + kPanel * first);
+    } else {
+      super_rows<K, step>(chunk, in, first, acc + kPanel * first);
+    }
   }
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "activations.hpp"
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+#include "quant_amx.hpp"
+#elif defined(__AVX512VNNI__)
 #include "quant_avx512.hpp"
 #else
 #include "quant_plain.hpp"
@@ -19,9 +21,9 @@ GATEUP_INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
 constexpr int kFormatCount = sizeof kFormats / sizeof kFormats[0];
 
-// A format's kernels; `tile` by the rows of a tile: 1, 2, 4, 8, 16.
+// A format's kernels by the rows of a tile: 1, 2, 4, 8, 16.
 struct FormatKernels {
-  UnpackChunk unpack;
+  UnpackChunk unpack[5];
   TileProduct tile[5];
 };
 
@@ -29,15 +31,30 @@ template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
 #if defined(__AVX512VNNI__)
-  return {unpack_chunk512<F, Codes::kUnsigned>,
-          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
-           tile_product512<k, 8>, tile_product512<k, 16>}};
+  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
+#if defined(__AMX_INT8__)
+  constexpr bool super = kFormats[F].super();
+  constexpr UnpackChunk unpack16 = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
+  constexpr TileProduct tile16 = super ? tile_super_amx<k> : tile_blocks_amx<k>;
 #else
-  return {unpack_chunk<F>,
+  constexpr UnpackChunk unpack16 = unpack;
+  constexpr TileProduct tile16 = tile_product512<k, 16>;
+#endif
+  return {{unpack, unpack, unpack, unpack, unpack16},
+          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
+           tile_product512<k, 8>, tile16}};
+#else
+  constexpr UnpackChunk unpack = unpack_chunk<F>;
+  return {{unpack, unpack, unpack, unpack, unpack},
           {tile_product<k, 1>, tile_product<k, 2>, tile_product<k, 4>, tile_product<k, 8>,
            tile_product<k, 16>}};
 #endif
 }
+
+#if !defined(__AMX_INT8__)
+GATEUP_INLINE void tiles_begin(const QuantFormat&) {}
+GATEUP_INLINE void tiles_end() {}
+#endif
 
 // In the order of kFormats.
 constexpr FormatKernels kKernels[] = {kernels_of<0>(), kernels_of<1>(), kernels_of<2>(),
@@ -47,26 +64,29 @@ static_assert(sizeof kKernels / sizeof kKernels[0] == kFormatCount, "one entry a
 
 GATEUP_INLINE int lead_index(int lead) { return lead == 16 ? 4 : lead == 8 ? 3 : lead / 2; }
 
-// acc [panel][row of tiles [tile, last)][16] = rows times panels [panel, panel + panels) of w.
+// acc [tile][panel][row][16] = the tiles times panels [panel, panel + panels) of w.
 void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
               Chunk* chunks, float* acc) {
   const QuantFormat& f = *quant_format(w.type);
   const FormatKernels& kernels = kKernels[&f - kFormats];
   const TileProduct product = kernels.tile[lead_index(in.lead)];
-  const i64 size = (last - tile) * in.lead * kPanel, tile_size = in.lead * kPanel;
+  const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
+  const i64 tile_size = in.lead * kPanel;
   const i64 apart = panel_bytes(f, w.k);
-  std::memset(acc, 0, static_cast<std::size_t>(panels * size) * sizeof(float));
+  std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
+  if (in.lead == 16) tiles_begin(f);
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
     const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
-    for (int p = 0; p < panels; ++p) kernels.unpack(packed + p * apart, blocks, chunks[p]);
+    for (int p = 0; p < panels; ++p) unpack(packed + p * apart, blocks, chunks[p]);
     for (i64 t = tile; t < last; ++t) {
       const TileInput rows = tile_input(in, f, t, block);
       for (int p = 0; p < panels; ++p) {
-        product(chunks[p], rows, blocks, acc + p * size + (t - tile) * tile_size);
+        product(chunks[p], rows, blocks, acc + ((t - tile) * panels + p) * tile_size);
       }
     }
   }
+  if (in.lead == 16) tiles_end();
 }
 
 // ---- results --------------------------------------------------------------------------------

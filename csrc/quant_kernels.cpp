@@ -88,11 +88,12 @@ void linear_piece(const LinearJob& job, const Product& p, i64 piece, float* acc,
   const i64 last_tile = smaller(tile + job.tiles_apart, in.tiles);
   const int panels = static_cast<int>(smaller(job.panels_apart, panels_of(p.w.n) - panel));
   multiply(p.w, panel, panels, in, tile, last_tile, chunks, acc);
-  const i64 row = tile * in.lead, rows = smaller(last_tile * in.lead, in.rows) - row;
-  const i64 apart = (last_tile - tile) * in.lead * kPanel;
-  for (int i = 0; i < panels; ++i) {
-    store_panel(acc + i * apart, rows, (panel + i) * kPanel, p.w.n, p.bias,
-                from_row(p.y, job.row + row));
+  for (i64 t = tile; t < last_tile; ++t) {
+    const i64 row = t * in.lead, rows = smaller(in.lead, in.rows - row);
+    const Rows y = from_row(p.y, job.row + row);
+    for (int i = 0; i < panels; ++i, acc += in.lead * kPanel) {
+      store_panel(acc, rows, (panel + i) * kPanel, p.w.n, p.bias, y);
+    }
   }
 }
 
@@ -173,16 +174,17 @@ struct HiddenJob {
 void hidden_block(const HiddenJob& job, i64 block, Chunk* chunks, float* acc, float* h, i64 apart) {
   const GatedMLP& mlp = *job.mlp;
   const Input& any = job.in->of(mlp.gate);
-  const i64 rows = any.tiles * any.lead, size = rows * kPanel, panel = block * kHiddenPanels;
+  const i64 panel = block * kHiddenPanels, size = any.lead * kPanel;
   float* gate = acc;
-  float* up = acc + kHiddenPanels * size;
+  float* up = acc + any.tiles * kHiddenPanels * size;
   multiply(mlp.gate, panel, kHiddenPanels, job.in->of(mlp.gate), 0, any.tiles, chunks, gate);
   multiply(mlp.up, panel, kHiddenPanels, job.in->of(mlp.up), 0, any.tiles, chunks, up);
-  for (int p = 0; p < kHiddenPanels; ++p) {
-    const i64 column = (panel + p) * kPanel;
-    add_bias(gate + p * size, rows, mlp.gate_bias, column);
-    add_bias(up + p * size, rows, mlp.up_bias, column);
-    job.act(gate + p * size, up + p * size, rows, h + p * kPanel, apart);
+  for (i64 tile = 0; tile < any.tiles; ++tile, h += any.lead * apart) {
+    for (int p = 0; p < kHiddenPanels; ++p, gate += size, up += size) {
+      add_bias(gate, any.lead, mlp.gate_bias, (panel + p) * kPanel);
+      add_bias(up, any.lead, mlp.up_bias, (panel + p) * kPanel);
+      job.act(gate, up, any.lead, h + p * kPanel, apart);
+    }
   }
 }
 

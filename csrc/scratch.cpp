@@ -3,6 +3,10 @@
 #include <cstring>
 #include <new>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace gateup {
 namespace {
 
@@ -55,6 +59,17 @@ std::uint8_t* take(Pieces& p) {
 void give_back(Pieces& p, const std::uint8_t* piece) {
   __atomic_clear(&p.taken[static_cast<std::size_t>(piece - p.memory) / p.bytes],
                  __ATOMIC_RELEASE);
+}
+
+void use_huge_pages(std::uint8_t* memory, std::size_t bytes) {
+#ifdef __linux__
+  constexpr std::uintptr_t page = 1 << 21;
+  const std::uintptr_t first = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
+  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
+  if (end > first) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)bytes;
+#endif
 }
 
 }  // namespace gateup

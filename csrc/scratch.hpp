@@ -31,4 +31,8 @@ Pieces pieces(int slot, std::size_t bytes, int count);
 std::uint8_t* take(Pieces& pieces);
 void give_back(Pieces& pieces, const std::uint8_t* piece);
 
+// Asks for huge pages under memory not yet touched; with pages of 4 KiB, looking up addresses
+// holds back a stream of weights. Nothing happens where that is not possible.
+void use_huge_pages(std::uint8_t* memory, std::size_t bytes);
+
 }  // namespace gateup

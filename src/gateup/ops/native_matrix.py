@@ -137,6 +137,7 @@ def unpack(w: Packed, rows: Tensor | None = None, dtype: torch.dtype = torch.flo
 def _aligned(size: int) -> Tensor:
     memory = torch.empty(size + _ALIGN, dtype=torch.uint8)
     skip = -memory.data_ptr() % _ALIGN
+    native.extension().use_huge_pages(memory.data_ptr(), memory.numel())
     return memory[skip : skip + size]
 
 
