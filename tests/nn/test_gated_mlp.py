@@ -281,5 +281,9 @@ def test_bad_arguments_are_refused():
         GatedMLP(H, WIDTH, "swish")
     with pytest.raises(UsageError, match="intermediate_size is 0"):
         GatedMLP(H, 0)
+    with pytest.raises(UsageError, match=r"hidden_size is 8\.0"):
+        GatedMLP(8.0, 4)
+    with pytest.raises(UsageError, match="hidden_size is '8'"):
+        GatedMLP("8", 4)
     with pytest.raises(UsageError, match="x has"):
         GatedMLP(H, WIDTH)(torch.randn(2, H + 1))

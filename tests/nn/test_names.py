@@ -198,3 +198,5 @@ def test_other_bad_input_is_refused():
     module.up_proj.bias = None
     with pytest.raises(UsageError, match="one of gate_proj and up_proj has a bias"):
         write(module.state_dict(), "", "phi3")
+    with pytest.raises(InputError, match=r"gate_up_proj.weight has shape \(\)"):
+        read({"gate_up_proj.weight": torch.tensor(1.0)}, "", "phi3")

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from gateup.errors import UsageError
-from gateup.ops.gated_mlp import gated_mlp
+from gateup.model.layout import GateUpLayout
+from gateup.ops.classic import classic_ffn
+from gateup.ops.gated_mlp import gated_mlp, gated_mlp_fused
+from gateup.ops.moe import ExpertWeights, moe
 from gateup.ops.options import MLPOptions
 from tests.ops.inputs import tensors
 
@@ -20,3 +23,33 @@ def test_sparse_tensors_are_refused_by_name(options):
         gated_mlp(x, sparse, options=options)
     with pytest.raises(UsageError, match=r"x is sparse_coo, shape \(37, 48\)"):
         gated_mlp(x.to_sparse(), weights, options=options)
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    x, weights, _ = tensors(0, torch.float32)
+    index, ones = torch.zeros(37, 1, dtype=torch.int64), torch.ones(37, 1)
+    bank = ExpertWeights(torch.randn(2, 12, 48), torch.randn(2, 48, 6))
+    layout = GateUpLayout("concat")
+    for call, words in (
+        (lambda: gated_mlp([1.0], weights), "x is of type list"),
+        (lambda: gated_mlp(x, weights._replace(up=None)), "up is of type NoneType"),
+        (lambda: gated_mlp_fused(x, weights.gate, None, layout=layout), "down is of type NoneType"),
+        (lambda: classic_ffn(x, None, weights.down), "w1 is of type NoneType"),
+        (lambda: moe(x, index.tolist(), ones, bank), "index is of type list"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            call()
+
+
+def test_experts_on_meta_and_any_tile():
+    x, index, ones = torch.randn(5, 48), torch.zeros(5, 1, dtype=torch.int64), torch.ones(5, 1)
+    bank = ExpertWeights(torch.randn(2, 12, 48), torch.randn(2, 48, 6))
+    want = moe(x, index, ones, bank, options=MLPOptions(tile=5))
+    assert torch.equal(moe(x, index, ones, bank, options=MLPOptions(tile=2**70)), want)
+    assert torch.equal(moe(x, index, ones, bank, options=MLPOptions(budget=2**80)), want)
+    carried = moe(
+        *(t.to("meta") for t in (x, index, ones)),
+        ExpertWeights(bank[0].to("meta"), bank[1].to("meta")),
+    )
+    assert carried.is_meta
+    assert carried.shape == x.shape

@@ -47,8 +47,9 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
-            if size < 1:
-                raise UsageError(f"{name} is {size}", expected="1 or more")
+            whole = isinstance(size, int) and not isinstance(size, bool)
+            if not whole or size < 1:
+                raise UsageError(f"{name} is {size!r}", expected="a whole number, 1 or more")
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.act, self.options = activation(act).name, options
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
@@ -110,8 +111,8 @@ class GatedMLP(nn.Module):
         """
         if when not in ("always", "auto"):
             raise UsageError(f"when is {when!r}", expected='"always" or "auto"')
-        if tokens < 1:
-            raise UsageError(f"tokens is {tokens}", expected="1 or more")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise UsageError(f"tokens is {tokens!r}", expected="a whole number, 1 or more")
         refuse_if_held(self.gate_proj, self.up_proj)
         if self._fused is not None:
             return Merge(True)

@@ -146,7 +146,7 @@ def _floating(tensors: Mapping[str, Tensor], name: str, prefix: str, leaves: Lea
 
 
 def _apart(name: str, fused: Tensor) -> tuple[Tensor, Tensor]:
-    if fused.shape[0] % 2:
+    if not fused.dim() or fused.shape[0] % 2:
         raise InputError(
             f"{name} has shape {tuple(fused.shape)}",
             expected="an even number of rows: gate's, then up's",

@@ -14,6 +14,13 @@ from gateup.ops.tracing import differentiable, forward_mode, transformed
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+def are_tensors(**given: object) -> None:
+    """UsageError unless every value is a tensor."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise UsageError(f"{name} is of type {type(value).__name__}", expected="a torch.Tensor")
+
+
 def floating(name: str, tensor: Tensor) -> None:
     """UsageError unless `tensor` is strided and of a dtype the ops compute in."""
     if tensor.layout is not torch.strided:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gateup.errors import UsageError
 from gateup.ops.activations import activation
-from gateup.ops.arguments import check
+from gateup.ops.arguments import are_tensors, check
 from gateup.ops.mlp import mlp
 from gateup.ops.mlp_ops import autocasts
 from gateup.ops.operands import Operands
@@ -32,6 +32,7 @@ def classic_ffn(
     """
     if activation(act).clamped:
         raise UsageError(f"activation {act!r} needs a gate and an up projection")
+    are_tensors(x=x, w1=w1, w2=w2)
     width, hidden = tuple(w1.shape) if w1.dim() == 2 else (0, 0)
     out = w2.shape[0] if w2.dim() else 0
     check(

@@ -9,7 +9,7 @@ from torch import Tensor
 from gateup.errors import UsageError
 from gateup.model.layout import GateUpLayout
 from gateup.ops.activations import activation
-from gateup.ops.arguments import check
+from gateup.ops.arguments import are_tensors, check
 from gateup.ops.layouts import even_width, word
 from gateup.ops.mlp import mlp
 from gateup.ops.mlp_ops import autocasts
@@ -42,6 +42,7 @@ def gated_mlp(
     """
     activation(act)
     gate, up, down, gate_bias, up_bias, down_bias = weights
+    are_tensors(x=x, gate=gate, up=up, down=down)
     hidden = gate.shape[-1] if gate.dim() == 2 else 0
     width = gate.shape[0] if gate.dim() == 2 else 0
     check(
@@ -77,6 +78,7 @@ def gated_mlp_fused(
     """
     activation(act)
     form = word(layout)
+    are_tensors(x=x, gate_up=gate_up, down=down)
     if gate_up.dim() != 2 or down.dim() != 2:
         name, tensor = ("gate_up", gate_up) if gate_up.dim() != 2 else ("down", down)
         raise UsageError(f"{name} has shape {tuple(tensor.shape)}", expected="two axes")

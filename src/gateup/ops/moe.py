@@ -19,6 +19,7 @@ from gateup.model.layout import GateUpLayout
 from gateup.ops import experts_grouped, experts_loop
 from gateup.ops.activations import activation
 from gateup.ops.arguments import (
+    are_tensors,
     floating,
     refuse_transforms,
     same,
@@ -27,6 +28,7 @@ from gateup.ops.arguments import (
 )
 from gateup.ops.experts import Bank, How, Kept, Needs, empty_gradients, empty_kept
 from gateup.ops.layouts import even_width, halves, word
+from gateup.ops.mlp_ops import autocasts
 from gateup.ops.options import MLPOptions
 
 STACKED = GateUpLayout(form="concat", stacked=True)
@@ -83,7 +85,7 @@ def moe(
     if combine not in get_args(Combine):
         raise UsageError(f"combine is {combine!r}", expected='"slots" or "experts"')
     bank, mode = Bank(*experts[:4]), combine if options.rounding == "hf" else "wide"
-    autocast = torch.is_autocast_enabled(x.device.type)
+    autocast = autocasts(x.device.type)
     # transformers' grouped_mm is no operation that autocast knows: its weights stay as they are.
     if autocast and mode != "slots" and x.dtype != torch.float64:
         bank = _cast(bank, torch.get_autocast_dtype(x.device.type), biases=mode != "wide")
@@ -147,6 +149,7 @@ def _check(
 ) -> int:
     """I; UsageError naming the tensor that does not fit."""
     activation(act)
+    are_tensors(x=x, index=index, weights=weights, gate_up=experts.gate_up, down=experts.down)
     for name, tensor in (("x", x), ("weights", weights), *_named(Bank(*experts[:4]))):
         floating(name, tensor)
     if x.dim() != 2:

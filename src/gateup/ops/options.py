@@ -8,6 +8,9 @@ from typing import Literal, get_args
 from gateup.errors import UsageError
 
 Rounding = Literal["hf", "wide"]
+# What an op's schema can carry; no batch has as many tokens.
+_MOST = 2**63 - 1
+
 Save = Literal["all", "gate_up", "input"]
 
 
@@ -51,14 +54,14 @@ class MLPOptions:
         Raises UsageError when the budget is smaller than one token's transient.
         """
         if self.budget is None:
-            return self.tile
+            return None if self.tile is None else min(self.tile, _MOST)
         per_token = self.transient(intermediate_size, itemsize)
         if self.budget < per_token:
             raise UsageError(
                 f"budget is {self.budget} bytes, one token needs {per_token}",
                 expected=f"at least {per_token}",
             )
-        return self.budget // per_token
+        return min(self.budget // max(1, per_token), _MOST)
 
     def tile_for(self, tokens: int, intermediate_size: int, itemsize: int) -> int:
         """The same for a given number of tokens: at least 1 and at most `tokens`."""
