@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from gateup.engine import loading
-from gateup.engine.cache import KVCache
 from gateup.engine.decoder import CHUNK, Decoder, make_decoder
 from gateup.engine.loading import load
 from gateup.engine.model import TorchDecoder
@@ -57,7 +56,7 @@ print(llama_cpp.__version__)
 
 
 def logits_of(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    cache = KVCache(decoder.config, ids.numel())
+    cache = decoder.new_cache(ids.numel())
     parts = [ids[at : at + CHUNK] for at in range(0, ids.numel(), CHUNK)]
     return torch.cat([decoder.forward(p[None], cache, every=True)[0] for p in parts])
 
@@ -101,12 +100,11 @@ def main() -> None:
     texts = [t[: args.tokens] for t in texts]
     exact = exact_decoder(checkpoint, args.tokens)
     truth = [logits_of(exact, t) for t in texts]
-    parts = load(checkpoint, args.tokens)
-    ours = make_decoder(parts.config, parts.weights)
-    rows: dict[str, list[torch.Tensor]] = {
-        "float32": truth,
-        f"gateup ({ours.name})": [logits_of(ours, t) for t in texts],
-    }
+    rows: dict[str, list[torch.Tensor]] = {"float32": truth}
+    for activations, terms in (("int16", 2), ("int8", 1)):
+        parts = load(checkpoint, args.tokens, terms=terms)
+        ours = make_decoder(parts.config, parts.weights)
+        rows[f"gateup ({ours.name}, {activations})"] = [logits_of(ours, t) for t in texts]
     if args.peers_python:
         version, found = peer_logits(args.peers_python, checkpoint, texts)
         rows[f"llama.cpp (llama-cpp-python {version})"] = found

@@ -51,7 +51,7 @@ def load(
     ctx      tokens that prompt and answer may have together (default: see default_context)
     threads  of torch and of the kernels; default: torch's own choice
     activations  for quantised weights: "int8", fastest, as exact as llama.cpp; "int16", the
-             logits of float32 activations to about 1 %, for twice the multiplications.
+             logits of float32 activations to 0.03 %, for twice the multiplications.
              Default: "int16" for models of fewer than a billion parameters
 
     Raises GateupError: whatever is wrong with the files, the model's kind or the memory is said
