@@ -2,11 +2,6 @@ H, WIDE, NARROW = 16, 72, 48
 assert 2 * H * WIDE == 3 * H * NARROW  # the same number of parameters
 
 
-def slope_gelu(a):
-    normal = np.exp(-a * a / 2) / (2 * np.pi) ** 0.5
-    return 0.5 * (1 + np.vectorize(erf)(a / 2**0.5)) + a * normal
-
-
 def train(kind, target, seed, steps=500, rate=4e-3):
     """Adam on fresh samples; the squared error on unseen ones over the target's variance."""
     rng = np.random.default_rng(seed)
