@@ -30,19 +30,23 @@ struct FormatKernels {
 template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
-#if defined(__AVX512VNNI__)
-  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
 #if defined(__AMX_INT8__)
+  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
   constexpr bool super = kFormats[F].super();
-  constexpr UnpackChunk unpack16 = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
-  constexpr TileProduct tile16 = super ? tile_super_amx<k> : tile_blocks_amx<k>;
-#else
-  constexpr UnpackChunk unpack16 = unpack;
-  constexpr TileProduct tile16 = tile_product512<k, 16>;
-#endif
-  return {{unpack, unpack, unpack, unpack, unpack16},
+  constexpr UnpackChunk tiles = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
+  // To cut Q6_K's weights in two takes 4 times as long as to unpack them: too long for 8 rows.
+  constexpr bool few = k == Kind::kSuper16;
+  return {{unpack, unpack, unpack, few ? unpack : tiles, tiles},
           {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
-           tile_product512<k, 8>, tile16}};
+           few     ? tile_product512<k, 8>
+           : super ? tile_super_amx<k, 8>
+                   : tile_blocks_amx<k, 8>,
+           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>}};
+#elif defined(__AVX512VNNI__)
+  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
+  return {{unpack, unpack, unpack, unpack, unpack},
+          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
+           tile_product512<k, 8>, tile_product512<k, 16>}};
 #else
   constexpr UnpackChunk unpack = unpack_chunk<F>;
   return {{unpack, unpack, unpack, unpack, unpack},
@@ -52,8 +56,8 @@ constexpr FormatKernels kernels_of() {
 }
 
 #if !defined(__AMX_INT8__)
-GATEUP_INLINE void tiles_begin(const QuantFormat&) {}
-GATEUP_INLINE void tiles_end() {}
+GATEUP_INLINE void tiles_begin(const QuantFormat&, int) {}
+GATEUP_INLINE void tiles_end(int) {}
 #endif
 
 // In the order of kFormats.
@@ -74,7 +78,7 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
   const i64 tile_size = in.lead * kPanel;
   const i64 apart = panel_bytes(f, w.k);
   std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
-  if (in.lead == 16) tiles_begin(f);
+  tiles_begin(f, in.lead);
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
     const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
@@ -86,7 +90,7 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
       }
     }
   }
-  if (in.lead == 16) tiles_end();
+  tiles_end(in.lead);
 }
 
 // ---- results --------------------------------------------------------------------------------
