@@ -69,16 +69,14 @@ static_assert(sizeof kKernels / sizeof kKernels[0] == kFormatCount, "one entry a
 GATEUP_INLINE int lead_index(int lead) { return lead == 16 ? 4 : lead == 8 ? 3 : lead / 2; }
 
 // acc [tile][panel][row][16] = the tiles times panels [panel, panel + panels) of w.
-void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
-              Chunk* chunks, float* acc) {
+void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
+                       Chunk* chunks, float* acc) {
   const QuantFormat& f = *quant_format(w.type);
   const FormatKernels& kernels = kKernels[&f - kFormats];
   const TileProduct product = kernels.tile[lead_index(in.lead)];
   const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
-  const i64 tile_size = in.lead * kPanel;
-  const i64 apart = panel_bytes(f, w.k);
+  const i64 apart = panel_bytes(f, w.k), tile_size = in.lead * kPanel;
   std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
-  tiles_begin(f, in.lead);
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
     const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
@@ -89,6 +87,16 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
         product(chunks[p], rows, blocks, acc + ((t - tile) * panels + p) * tile_size);
       }
     }
+  }
+}
+
+// The same; a single tile takes one panel after another, so that memory sees one stream.
+void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
+              Chunk* chunks, float* acc) {
+  const int step = last - tile == 1 ? 1 : panels;
+  tiles_begin(*quant_format(w.type), in.lead);
+  for (int p = 0; p < panels; p += step, acc += in.lead * kPanel) {
+    multiply_together(w, panel + p, step, in, tile, last, chunks, acc);
   }
   tiles_end(in.lead);
 }
