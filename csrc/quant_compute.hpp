@@ -14,7 +14,7 @@
 namespace gateup {
 namespace {
 
-constexpr int kMaxPanels = 4;  // unpacked side by side: 22 KiB of a first-level cache of 32 or 48
+constexpr int kMaxPanels = 4;  // unpacked side by side, 4 to 9 KiB each; 2 or 8 are no faster
 constexpr i64 kBatch = 256;    // rows
 
 GATEUP_INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
@@ -30,19 +30,23 @@ struct FormatKernels {
 template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
-#if defined(__AVX512VNNI__)
-  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
 #if defined(__AMX_INT8__)
+  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
   constexpr bool super = kFormats[F].super();
-  constexpr UnpackChunk unpack16 = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
-  constexpr TileProduct tile16 = super ? tile_super_amx<k> : tile_blocks_amx<k>;
-#else
-  constexpr UnpackChunk unpack16 = unpack;
-  constexpr TileProduct tile16 = tile_product512<k, 16>;
-#endif
-  return {{unpack, unpack, unpack, unpack, unpack16},
+  constexpr UnpackChunk tiles = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
+  // To cut Q6_K's weights in two takes 4 times as long as to unpack them: too long for 8 rows.
+  constexpr bool few = k == Kind::kSuper16;
+  return {{unpack, unpack, unpack, few ? unpack : tiles, tiles},
           {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
-           tile_product512<k, 8>, tile16}};
+           few     ? tile_product512<k, 8>
+           : super ? tile_super_amx<k, 8>
+                   : tile_blocks_amx<k, 8>,
+           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>}};
+#elif defined(__AVX512VNNI__)
+  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
+  return {{unpack, unpack, unpack, unpack, unpack},
+          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
+           tile_product512<k, 8>, tile_product512<k, 16>}};
 #else
   constexpr UnpackChunk unpack = unpack_chunk<F>;
   return {{unpack, unpack, unpack, unpack, unpack},
@@ -52,8 +56,8 @@ constexpr FormatKernels kernels_of() {
 }
 
 #if !defined(__AMX_INT8__)
-GATEUP_INLINE void tiles_begin(const QuantFormat&) {}
-GATEUP_INLINE void tiles_end() {}
+GATEUP_INLINE void tiles_begin(const QuantFormat&, int) {}
+GATEUP_INLINE void tiles_end(int) {}
 #endif
 
 // In the order of kFormats.
@@ -65,16 +69,14 @@ static_assert(sizeof kKernels / sizeof kKernels[0] == kFormatCount, "one entry a
 GATEUP_INLINE int lead_index(int lead) { return lead == 16 ? 4 : lead == 8 ? 3 : lead / 2; }
 
 // acc [tile][panel][row][16] = the tiles times panels [panel, panel + panels) of w.
-void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
-              Chunk* chunks, float* acc) {
+void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
+                       Chunk* chunks, float* acc) {
   const QuantFormat& f = *quant_format(w.type);
   const FormatKernels& kernels = kKernels[&f - kFormats];
   const TileProduct product = kernels.tile[lead_index(in.lead)];
   const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
-  const i64 tile_size = in.lead * kPanel;
-  const i64 apart = panel_bytes(f, w.k);
+  const i64 apart = panel_bytes(f, w.k), tile_size = in.lead * kPanel;
   std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
-  if (in.lead == 16) tiles_begin(f);
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
     const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
@@ -86,7 +88,17 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
       }
     }
   }
-  if (in.lead == 16) tiles_end();
+}
+
+// The same; a single tile takes one panel after another, so that memory sees one stream.
+void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
+              Chunk* chunks, float* acc) {
+  const int step = last - tile == 1 ? 1 : panels;
+  tiles_begin(*quant_format(w.type), in.lead);
+  for (int p = 0; p < panels; p += step, acc += in.lead * kPanel) {
+    multiply_together(w, panel + p, step, in, tile, last, chunks, acc);
+  }
+  tiles_end(in.lead);
 }
 
 // The rows that stand for one, added: lead / terms rows are left at the front of acc [lead][16].

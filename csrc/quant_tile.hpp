@@ -42,13 +42,15 @@ struct TileInput {
   const float* sums;
   const i32* start;
   int lead;
+  bool wide;  // codes of 8 bits, not of 6 at most
 };
 
 GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 tile, i64 block) {
   const i64 at = in.at(tile, block) * in.lead;
   const i32* start = f.has_min ? nullptr : in.starts[start_index(f.offset)];
   return {in.codes_at(tile, 0, block), in.scale + in.scale_at(tile, block) * in.lead,
-          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1), in.lead};
+          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1), in.lead,
+          f.offset == 128};
 }
 
 // Groups at `packed` -> `blocks` blocks of `chunk`.
