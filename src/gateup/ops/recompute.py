@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
+from gateup.errors import UsageError
 from gateup.ops.arguments import once
 from gateup.ops.gemm import wide_dtype
 from gateup.ops.mlp_ops import autocasts
@@ -116,7 +117,7 @@ class _Recomputed(torch.autograd.Function):
         keep = keep and any(needs)
         leaves = _leaves(parameters, needs[count:]) if keep else list(parameters)
         run = _Run(body, names, leaves)
-        ctx.leaves, ctx.parameters = leaves, parameters
+        ctx.leaves, ctx.parameters, ctx.versions = leaves, parameters, _versions(parameters)
         ctx.spans, ctx.shapes = _spans(inputs[0], tile), [t.shape for t in inputs]
         ctx.graphs, ctx.moments = [], []
         y: Tensor | None = None
@@ -146,6 +147,8 @@ class _Recomputed(torch.autograd.Function):
 def _gradients(ctx: Any, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Of the inputs, then of the parameters; summed over tiles, parameters' in float32."""
     count, whole = ctx.count, ctx.saved_tensors
+    if not ctx.graphs:
+        _refuse_changed(ctx)
     sums: list[Tensor | None] = [None] * len(needs)
     single = len(ctx.spans) == 1
     for number, span in enumerate(ctx.spans):
@@ -174,6 +177,26 @@ def _gradients(ctx: Any, dy: Tensor, needs: Sequence[bool]) -> list[Tensor | Non
             else:
                 sums[i] = _add(sums[i], part)
     return _finish(sums, ctx, single)
+
+
+def _versions(parameters: Sequence[Tensor]) -> list[int]:
+    """How often each was written to; asked of no tracer, which knows nothing of it."""
+    return [] if torch.compiler.is_compiling() else [p._version for p in parameters]
+
+
+def _refuse_changed(ctx: Any) -> None:
+    """UsageError where a parameter was written to since forward, as autograd refuses it of what
+    it keeps: computed again with other weights, the gradients would be of neither."""
+    if not ctx.versions or torch.compiler.is_compiling():
+        return
+    pairs = zip(ctx.names, _versions(ctx.parameters), ctx.versions, strict=True)
+    changed = [name for name, now, was in pairs if now != was]
+    if changed:
+        raise UsageError(
+            f"{', '.join(changed)} changed in place between forward and backward",
+            expected="the weights of the forward pass, which backward computes with again",
+            remedy="call optimizer.step() after backward()",
+        )
 
 
 def _finish(sums: list[Tensor | None], ctx: Any, single: bool) -> list[Tensor | None]:
