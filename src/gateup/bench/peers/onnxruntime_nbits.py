@@ -81,7 +81,8 @@ class Worker:
             raise ImportError("onnx has no version")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = cell.threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        # Each copy is a session with threads of its own: those at rest must not wait busily.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         serialized = model(cell, BITS[cell.kind])
         self.copies = [
             onnxruntime.InferenceSession(serialized, options, ["CPUExecutionProvider"])
