@@ -145,17 +145,10 @@ def _stdin() -> str:
 def _tools(path: Path) -> list[Any]:
     from gateup.engine.chat import checked_tools
     from gateup.files.config_json import parse_json
-    from gateup.files.opening import open_regular
+    from gateup.files.opening import read_bounded
 
-    handle, size = open_regular(path)
-    with handle:
-        if size > MAX_TOOLS_BYTES:
-            raise InputError(
-                f"{path.name} has {size:,} bytes",
-                where=str(path),
-                expected=f"at most {MAX_TOOLS_BYTES:,}",
-            )
-        return list(checked_tools(parse_json(handle.read(), str(path)), str(path)))
+    data = read_bounded(path, MAX_TOOLS_BYTES)
+    return list(checked_tools(parse_json(data, str(path)), str(path)))
 
 
 def _chat(engine: Engine, chat: bool | None, system: str | None, tools: Any) -> bool:

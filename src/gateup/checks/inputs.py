@@ -16,7 +16,7 @@ from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.files.config_json import read_json
 from gateup.files.folder import names_in
 from gateup.files.header import clip
-from gateup.files.opening import open_regular
+from gateup.files.opening import read_bounded
 from gateup.model.quant.mix import kind_of
 
 # A state logs one entry per logging step: 100,000 steps logged one by one take 20 MB.
@@ -163,15 +163,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    handle, size = open_regular(path)
-    with handle:
-        if size > MAX_TEMPLATE_BYTES:
-            raise ConfigError(
-                f"{path.name} has {size:,} bytes",
-                where=str(path),
-                expected=f"at most {MAX_TEMPLATE_BYTES:,}",
-            )
-        data = handle.read(MAX_TEMPLATE_BYTES)
+    data = read_bounded(path, MAX_TEMPLATE_BYTES)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:
@@ -225,15 +217,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
         return read_json(path, max_bytes=MAX_STATE_BYTES, finite=path.name != STATE)
     import yaml  # type: ignore[import-untyped]  # 30 ms that only YAML files need
 
-    handle, size = open_regular(path)
-    with handle:
-        if size > MAX_YAML_BYTES:
-            raise ConfigError(
-                f"{path.name} has {size:,} bytes",
-                where=str(path),
-                expected=f"at most {MAX_YAML_BYTES:,}",
-            )
-        data = handle.read(MAX_YAML_BYTES)
+    data = read_bounded(path, MAX_YAML_BYTES)
     try:
         text = data.decode("utf-8")
         _bound(yaml, text)

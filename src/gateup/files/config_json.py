@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from gateup.errors import ConfigError, InputError
 from gateup.files.header import clip
-from gateup.files.opening import foreign, open_regular
+from gateup.files.opening import foreign, read_bounded
 
 # Real config.json files stay under 300 kB (long lists of modules left unquantised).
 MAX_CONFIG_BYTES = 4 << 20
@@ -101,15 +101,7 @@ def read_json(
 
     finite  False: a log of numbers, in which NaN and Infinity may stand
     """
-    handle, size = open_regular(path)
-    with handle:
-        if size > max_bytes:
-            raise ConfigError(
-                f"{path.name} has {size:,} bytes",
-                where=str(path),
-                expected=f"at most {max_bytes:,}",
-            )
-        data = handle.read(max_bytes + 1)
+    data = read_bounded(path, max_bytes)
     found = foreign(data[:64])
     if found:
         raise ConfigError(f"{path.name} is {found[0]}", where=str(path), remedy=found[1])

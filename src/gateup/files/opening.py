@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from gateup.errors import HeaderError, InputError
+from gateup.errors import ConfigError, HeaderError, InputError
 
 CONVERT_REMEDY = (
     "convert it on a machine you trust it on: load it with transformers "
@@ -66,6 +66,19 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
         ) from None
     except ValueError as e:  # a NUL character in the name
         raise InputError(f"{path.name!r} is not a file name: {e}") from None
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The whole file. Raises InputError (unreadable), ConfigError (more than `max_bytes`)."""
+    handle, size = open_regular(path)
+    with handle:
+        if size > max_bytes:
+            raise ConfigError(
+                f"{path.name} has {size:,} bytes",
+                where=str(path),
+                expected=f"at most {max_bytes:,}",
+            )
+        return handle.read(max_bytes + 1)
 
 
 def foreign(start: bytes) -> tuple[str, str] | None:
