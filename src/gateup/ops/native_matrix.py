@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import native
+from gateup.files.gguf import TYPES
+from gateup.model.quant.formats import FORMATS, nbytes
+from gateup.ops import native
 
 _ALIGN = 64
 _Matrix = tuple[int, int, int, int, int]
@@ -64,10 +66,7 @@ def pack(type_: int, raw: Tensor, n: int, k: int) -> Tensor:
     size = packed_nbytes(type_, n, k)
     if not size:
         raise ValueError(f"no packed form for [{n}, {k}] of type {int(type_)}")
-    import gguf
-
-    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(type_))]
-    wanted = n * (k // block) * nbytes
+    wanted = nbytes(FORMATS[TYPES[int(type_)]], k, n)
     if raw.dtype != torch.uint8 or raw.numel() != wanted or not raw.is_contiguous():
         raise ValueError(
             f"[{n}, {k}] of type {int(type_)} is {wanted} contiguous bytes, "
