@@ -15,6 +15,7 @@ from gateup.engine.rope import RopeScope, rope_config
 from gateup.errors import UnknownArchitectureError
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.config import Config
+from gateup.model.families.gemma import GEMMA_27B_LAYERS
 from gateup.model.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
 
@@ -68,10 +69,6 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(theta=1e6, eps=1e-5, permuted=True),
     "qwen3_moe": Family(normalise=None),
 }
-
-# Layers of the two Gemmas of 27 billion: their query_pre_attn_scalar is hidden_size / num_heads,
-# which no GGUF key says; every other size has head_dim. [source: llama.cpp, which goes by the same]
-_GEMMA_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def family_of(spec: ModelSpec) -> Family:
@@ -242,7 +239,7 @@ def _scale(
     if family.query_scalar:
         if not gguf:
             scalar = cfg.number("query_pre_attn_scalar", default=256.0)
-        elif spec.num_layers == _GEMMA_27B.get(spec.family):
+        elif spec.num_layers == GEMMA_27B_LAYERS.get(spec.family):
             scalar = spec.hidden_size / attn.num_heads
     if scalar <= 0:
         raise cfg.fault("query_pre_attn_scalar", scalar, "a number above 0")

@@ -12,6 +12,7 @@ from typing import Any
 from gateup.errors import ConfigError, InputError
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.config import Config
+from gateup.model.families.gemma import GEMMA_27B_LAYERS
 
 Numbers = Callable[[str], "list[float]"]
 
@@ -24,9 +25,6 @@ _CAPS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
     },
     "gemma3_text": {"final_logit_softcapping": ("final_logit_softcapping", None)},
 }
-# The largest Gemma 2 and 3 scale attention by H / heads, all others by head_dim: number of
-# layers by which llama.cpp knows them.
-_WIDE_ATTENTION = {"gemma2": 46, "gemma3_text": 62}
 _FIXED: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen2_moe": {"norm_topk_prob": False},
@@ -51,8 +49,8 @@ def config_of(checkpoint: Checkpoint, numbers: Numbers) -> dict[str, Any]:
     for name, (key, default) in _CAPS.get(kind, {}).items():
         config[name] = cfg.number(f"{arch}.{key}", default=default)
     attention = next((layer.attention for layer in spec.layers if layer.attention), None)
-    if kind in _WIDE_ATTENTION and attention is not None:
-        wide = spec.num_layers == _WIDE_ATTENTION[kind]
+    if kind in GEMMA_27B_LAYERS and attention is not None:
+        wide = spec.num_layers == GEMMA_27B_LAYERS[kind]
         scalar = spec.hidden_size // attention.num_heads if wide else attention.head_dim
         config["query_pre_attn_scalar"] = scalar
     config.update(_rope(cfg, arch, spec.config, numbers, attention.head_dim if attention else 0))

@@ -12,6 +12,10 @@ from gateup.model.families.llama import GGUF_KEYS, HUB_NAMES, DenseShape, builde
 from gateup.model.families.windows import Windows, by_layer, window_size
 from gateup.model.spec import Activation, ModelSpec, TensorSpec
 
+# Layers of the two Gemmas of 27 billion: their query_pre_attn_scalar is hidden_size / num_heads,
+# which no GGUF key says; every other size has head_dim. [source: llama.cpp, which goes by the same]
+GEMMA_27B_LAYERS: Mapping[str, int] = {"gemma2": 46, "gemma3_text": 62}
+
 SANDWICH_NAMES = HUB_NAMES | with_bias(
     {
         "post_attention_layernorm": Names(
