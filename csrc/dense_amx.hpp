@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "amx_config.hpp"
 #include "elementary.hpp"
 
 #define GATEUP_TILE_LOAD(tile, address, stride)                                              \
@@ -27,18 +28,12 @@ namespace {
 constexpr int kTile = 16;  // rows of weights, and tokens, in a tile
 constexpr int kStep = 32;  // bfloat16 numbers along k in a tile's row
 
-// Tiles 0-3 sums, 4 and 5 weights [16 rows][32 k], 6 and 7 x [16 pairs of k][tokens][2].
-struct TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// The tiles of this thread for `tokens` columns, until the end of the scope.
+// The tiles of this thread for `tokens` columns, until the end of the scope: 0-3 sums, 4 and 5
+// weights [16 rows][32 k], 6 and 7 x [16 pairs of k][tokens][2].
 class Tiles {
  public:
   explicit Tiles(int tokens) {
-    alignas(64) TileConfig config;
+    TileConfig config;
     for (int i = 0; i < 8; ++i) {
       config.rows[i] = kTile;
       config.row_bytes[i] = static_cast<std::uint16_t>(i == 4 || i == 5 ? 64 : 4 * tokens);

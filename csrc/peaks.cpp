@@ -3,6 +3,9 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if defined(__AMX_INT8__)
+#include "amx_config.hpp"
+#endif
 
 namespace gateup {
 namespace GATEUP_ISA {
@@ -56,21 +59,20 @@ i64 fp32(i64 rounds) {
 
 #if defined(__AMX_INT8__)
 
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_nbytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
+// Eight whole tiles of 16 rows of 64 bytes.
+constexpr TileConfig whole_tiles() {
+  TileConfig c{};
+  for (int t = 0; t < 8; ++t) {
+    c.row_bytes[t] = 64;
+    c.rows[t] = 16;
+  }
+  return c;
+}
+
+constexpr TileConfig kWholeTiles = whole_tiles();
 
 void configure() {
-  TileConfig config;
-  for (int t = 0; t < 8; ++t) {
-    config.row_nbytes[t] = 64;
-    config.rows[t] = 16;
-  }
-  // GCC 12 knows of 8 bytes that the next instruction reads, and drops stores to the others.
-  asm volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&kWholeTiles);
   alignas(64) static const std::uint8_t zeros[1024] = {};
   _tile_loadd(4, zeros, 64);
   _tile_loadd(5, zeros, 64);

@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include "amx_config.hpp"
 #include "quant_avx512.hpp"
 
 namespace gateup {
@@ -15,16 +16,9 @@ namespace {
 
 constexpr int kMostDots = 16 * kPanel;  // int32 in a result
 
-struct alignas(64) TileConfig {
-  u8 palette, start_row, reserved[14];
-  std::uint16_t row_bytes[16];
-  u8 rows[16];
-};
-
 // Tiles 0-3: results [rows][16] int32; 4-5: activations [rows][k]; 6-7: weights [k / 4][16][4].
 constexpr TileConfig tile_config(int rows, int k) {
   TileConfig c{};
-  c.palette = 1;
   for (int i = 0; i < 8; ++i) {
     const bool weights = i >= 6, result = i < 4;
     c.rows[i] = static_cast<u8>(weights ? k / 4 : rows);
