@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SHAPE = re.compile(r"(\d{1,7})[xX×](\d{1,7})")
 _TOKENS = "1,8,64,512"
-_KINDS = "bf16,q8_0,q6_k,q4_k,q4_0"
+DEFAULT_FORMATS = "bf16,q8_0,q6_k,q4_k,q4_0"
 
 Model = Annotated[
     str | None,
@@ -27,7 +27,7 @@ Shape = Annotated[
     str | None, typer.Option("--shape", metavar="HxI", help="An FFN of this shape: 4096x14336.")
 ]
 Kinds = Annotated[
-    str | None, typer.Option("--formats", help=f"Comma between them (default: {_KINDS}).")
+    str | None, typer.Option("--formats", help=f"Comma between them (default: {DEFAULT_FORMATS}).")
 ]
 Tokens = Annotated[str, typer.Option("--tokens", help="Rows of x, comma between them.")]
 Threads = Annotated[
@@ -55,9 +55,10 @@ def bench(
 ) -> None:
     """This machine's peaks; FFNs by format and T against the roofline; installed peers."""
     _need_torch()
+    from gateup.account.machine import cores
     from gateup.account.report.console import line, make_console
     from gateup.bench import operators, report, whole
-    from gateup.bench.machine import cores, measure_peaks
+    from gateup.bench.machine import measure_peaks
 
     checkpoint = _opened(model)
     count = threads or cores()
@@ -167,8 +168,8 @@ def _kinds_of(checkpoint: Checkpoint | None) -> str:
     from gateup.bench.blocks import known
 
     if checkpoint is None:
-        return _KINDS
+        return DEFAULT_FORMATS
     for header in checkpoint.headers:
         if "gate" in header.name and "mlp" in (header.canonical or ""):
-            return header.type if header.type in known() else _KINDS
-    return _KINDS
+            return header.type if header.type in known() else DEFAULT_FORMATS
+    return DEFAULT_FORMATS

@@ -5,7 +5,8 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from gateup.bench.blocks import FORMATS_MEASURED, known, random_rows, row_nbytes
+from gateup import cli_bench
+from gateup.bench.blocks import known, random_rows, row_nbytes
 from gateup.errors import UsageError
 
 
@@ -29,4 +30,4 @@ def test_a_width_without_whole_blocks_is_refused() -> None:
 
 
 def test_what_is_measured_is_known() -> None:
-    assert set(FORMATS_MEASURED) <= set(known())
+    assert set(cli_bench.DEFAULT_FORMATS.split(",")) <= set(known())

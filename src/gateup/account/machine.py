@@ -255,22 +255,26 @@ class Machine:
         )
 
 
+def cores() -> int:
+    """Processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        return os.cpu_count() or 1
+
+
 def probe(root: Path = Path("/")) -> Machine:
     """RAM, GPUs and cores of this machine. `root` stands in for / in tests.
 
     Raises UsageError where the memory cannot be found out.
     """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        cores = os.cpu_count() or 1
     name = platform.node() or "this machine"
     if platform.system() == "Darwin":
         total = _int(_ask("sysctl", "-n", "hw.memsize"))
         chip = _ask("sysctl", "-n", "machdep.cpu.brand_string").strip()
         unified = _named(f"{chip} {(total or 0) // GIB}gb")
         if total:
-            return Machine(name, cores, total, total, (), unified)
+            return Machine(name, cores(), total, total, (), unified)
     total, available = _meminfo(root)
     for limit, free in _cgroup(root):
         total, available = min(total, limit), min(available, free)
@@ -280,7 +284,7 @@ def probe(root: Path = Path("/")) -> Machine:
             where=str(root / "proc/meminfo"),
             remedy="give it: --device 16GB",
         )
-    return Machine(name, cores, total, max(0, available), _nvidia())
+    return Machine(name, cores(), total, max(0, available), _nvidia())
 
 
 def _read(path: Path) -> str:

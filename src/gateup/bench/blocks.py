@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateup.errors import UsageError
+from gateup.model.quant import formats
 from gateup.model.quant.formats import FORMATS
 
 # Byte offsets in a block of the float16 scales (d and, where there is one, the minimum's).
@@ -26,7 +27,6 @@ _SCALES = {
 }
 # A value of 1/1024 for every scale: products of a few thousand weights stay far from overflow.
 _SCALE = np.frombuffer(np.float16(2.0**-10).tobytes(), np.uint8)
-FORMATS_MEASURED = ("bf16", "q8_0", "q6_k", "q4_k", "q4_0")
 
 
 def random_rows(kind: str, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
@@ -69,4 +69,4 @@ def row_nbytes(kind: str, columns: int) -> int:
             f"rows of {columns} do not divide into {kind}'s blocks of {form.block_size}",
             remedy=f"take a multiple of {form.block_size}",
         )
-    return columns // form.block_size * form.block_bytes
+    return formats.row_nbytes(form, columns)

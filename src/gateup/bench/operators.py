@@ -8,9 +8,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import gateup
@@ -133,14 +133,14 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill it; a second time does nothing."""
         self._child.kill()
-        self._child.communicate()
+        if self._child.stdout is not None and not self._child.stdout.closed:
+            self._child.communicate()
 
 
 def run(asked: Asked, peaks: Peaks, note: Callable[[str], None]) -> Iterator[CellResult]:
@@ -149,68 +149,57 @@ def run(asked: Asked, peaks: Peaks, note: Callable[[str], None]) -> Iterator[Cel
     Raises UsageError when our own kernels fail.
     """
     for kind in asked.kinds:
-        with _Group(asked, kind, note) as group:
+        with ExitStack() as stack:
+            processes = _prepared(asked, kind, stack, note)
             for tokens in asked.tokens:
-                timings = group.time(tokens)
+                timings = _time(asked, kind, tokens, processes, note)
                 limit = peaks.seconds(kind, asked.nbytes(kind), asked.operations * tokens)
                 yield CellResult(kind, tokens, limit, timings)
 
 
-class _Group:
-    """All implementations of one format, prepared, each in its process."""
-
-    def __init__(self, asked: Asked, kind: str, note: Callable[[str], None]) -> None:
-        self.asked, self.kind, self.note = asked, kind, note
-        self.processes: list[Process] = []
-
-    def __enter__(self) -> _Group:
-        asked = self.asked
-        copies = min(MOST_COPIES, max(2, -(-ROTATE_BYTES // asked.nbytes(self.kind))))
-        cell = Cell(self.kind, asked.hidden, asked.width, asked.threads, copies, asked.tokens)
-        names = IMPLEMENTATIONS if asked.peers else (OURS,)
-        for name in names:
-            process = Process(name, asked)
-            answer = process.ask(do="prepare", **vars(cell))
-            if "error" not in answer:
-                self.processes.append(process)
-                continue
-            process.__exit__(None, None, None)
-            if name == OURS:
-                self.__exit__(None, None, None)
-                raise UsageError(f"{self.kind} cannot be measured: {answer['error']}")
-            self.note(f"{self.kind}: without {name}: {answer['error']}")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        for process in self.processes:
-            process.__exit__(None, None, None)
-
-    def time(self, tokens: int) -> tuple[Timing, ...]:
-        """Turn by turn, so that what else the machine does meets all alike."""
-        calls: dict[str, int] = {}
-        seconds: dict[str, list[float]] = {}
-        for turn in range(self.asked.turns + 1):
-            for process in list(self.processes):
-                asked = calls.get(process.name, 2)
-                answer = process.ask(do="time", tokens=tokens, calls=asked)
-                if "error" in answer:
-                    self.note(f"{self.kind}, T={tokens}: {process.name}: {answer['error']}")
-                    self.processes.remove(process)
-                elif turn == 0:  # warms up: graphs, scratch, pages
-                    once = max(min(answer["seconds"]), 1e-6)
-                    calls[process.name] = max(1, min(100, int(TURN_SECONDS / once)))
-                else:
-                    seconds.setdefault(process.name, []).append(_middle(answer["seconds"]))
-        return tuple(_timing(name, values) for name, values in seconds.items())
+def _prepared(
+    asked: Asked, kind: str, stack: ExitStack, note: Callable[[str], None]
+) -> list[Process]:
+    """The implementations that can take part, each in its process, which ends with `stack`."""
+    copies = min(MOST_COPIES, max(2, -(-ROTATE_BYTES // asked.nbytes(kind))))
+    cell = Cell(kind, asked.hidden, asked.width, asked.threads, copies, asked.tokens)
+    processes = []
+    for name in IMPLEMENTATIONS if asked.peers else (OURS,):
+        process = stack.enter_context(Process(name, asked))
+        answer = process.ask(do="prepare", **vars(cell))
+        if "error" not in answer:
+            processes.append(process)
+        elif name == OURS:
+            raise UsageError(f"{kind} cannot be measured: {answer['error']}")
+        else:
+            note(f"{kind}: without {name}: {answer['error']}")
+            process.end()
+    return processes
 
 
-def _middle(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def _time(
+    asked: Asked,
+    kind: str,
+    tokens: int,
+    processes: list[Process],
+    note: Callable[[str], None],
+) -> tuple[Timing, ...]:
+    """Turn by turn, so that what else the machine does meets all alike; one that fails leaves."""
+    calls: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {}
+    for turn in range(asked.turns + 1):
+        for process in list(processes):
+            answer = process.ask(do="time", tokens=tokens, calls=calls.get(process.name, 2))
+            if "error" in answer:
+                note(f"{kind}, T={tokens}: {process.name}: {answer['error']}")
+                processes.remove(process)
+                process.end()
+            elif turn == 0:  # warms up: graphs, scratch, pages
+                once = max(min(answer["seconds"]), 1e-6)
+                calls[process.name] = max(1, min(100, int(TURN_SECONDS / once)))
+            else:
+                seconds.setdefault(process.name, []).append(statistics.median(answer["seconds"]))
+    return tuple(_timing(name, values) for name, values in seconds.items())
 
 
 def _timing(name: str, values: Sequence[float]) -> Timing:

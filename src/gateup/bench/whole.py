@@ -19,7 +19,6 @@ import gateup
 from gateup.errors import UsageError
 
 PROMPT, NEW = 512, 64
-_NAME = "gateup"
 KINDS = ("int16", "int8")
 
 _OURS = """
@@ -28,7 +27,6 @@ start = time.perf_counter()
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 import gateup
-from gateup.errors import UsageError
 engine = gateup.load(sys.argv[1], ctx=int(sys.argv[3]) + int(sys.argv[4]) + 8,
                      activations=sys.argv[5])
 loaded = time.perf_counter() - start
@@ -91,7 +89,7 @@ def run(
 
     Raises UsageError naming what went wrong when ours does not run.
     """
-    ours = {f"{_NAME}, {kind} activations": (_OURS, model, sys.executable, kind) for kind in KINDS}
+    ours = {f"gateup, {kind} activations": (_OURS, model, sys.executable, kind) for kind in KINDS}
     scripts = dict(ours)
     if file is None:
         note("without llama.cpp: the model is not one GGUF file")

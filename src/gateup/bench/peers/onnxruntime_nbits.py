@@ -6,7 +6,6 @@ import importlib.metadata
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
@@ -77,8 +76,6 @@ class Worker:
     def prepare(self, cell: Cell) -> None:
         if cell.kind not in BITS:
             raise UsageError(f"MatMulNBits has nothing for {cell.kind}", expected=", ".join(BITS))
-        if onnx.__version__ is None:
-            raise ImportError("onnx has no version")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = cell.threads
         # Each copy is a session with threads of its own: those at rest must not wait busily.
