@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gateup.ops import reference
 from gateup.ops.gated_mlp import Weights
+from gateup.ops.tally import SavedBytes
 
 H, I = 48, 112
 NAMES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
@@ -76,16 +77,7 @@ def exact(
 
 def saved_bytes(run: Callable[[], Tensor], parameters: Sequence[Tensor | None]) -> int:
     """Bytes of the distinct storages autograd keeps, the parameters' not counted."""
-    own = {p.untyped_storage().data_ptr() for p in parameters if p is not None}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with SavedBytes(skip=[p for p in parameters if p is not None]) as saved:
         y = run()
     assert y.requires_grad
-    return sum(kept.values())
+    return saved.nbytes
