@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from gateup import __version__
 from gateup.account.options import PlanOptions
 from gateup.cli_bench import bench
-from gateup.cli_check import check
+from gateup.cli_check import CheckCommand, check
 from gateup.cli_handbook import handbook
 from gateup.cli_lab import lab
 from gateup.cli_practice import practice_app
@@ -271,7 +271,7 @@ def presets_command(as_json: Json = False) -> None:
             render_presets(listed(), make_console())
 
 
-app.command("check")(_reported()(check))
+app.command("check", cls=CheckCommand)(_reported()(check))
 app.command("run")(_reported()(run))
 app.command("bench")(_reported()(bench))
 app.command("lab")(_reported()(lab))

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from gateup.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
+
+
+class CheckCommand(TyperCommand):
+    """`--explain` without its rule becomes an empty one, whose answer names --list."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[str] = []
+        for i, word in enumerate(args):
+            given.append(word)
+            if word == "--explain" and all(w.startswith("--") for w in args[i + 1 : i + 2]):
+                given.append("")
+        return super().parse_args(ctx, given)
 
 
 def check(
@@ -51,7 +64,11 @@ def check(
         _print_rules(model, explain, as_json)
         return
     if model is None:
-        raise UsageError("no MODEL was given", expected="gateup check MODEL, or --list")
+        raise UsageError(
+            "no MODEL was given",
+            expected="gateup check MODEL",
+            remedy="gateup check --list prints the rules, --explain RULE teaches one",
+        )
     from gateup.deep.check import check as run
 
     report = run(
@@ -74,6 +91,12 @@ def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:
     """All rules in a list, or one in full. UsageError where a model is named beside."""
     if model is not None:
         raise UsageError("--list and --explain are about the rules, not about a model")
+    if one == "":
+        raise UsageError(
+            "--explain needs the id of a rule",
+            expected="gateup check --explain config.tied",
+            remedy="gateup check --list prints all ids",
+        )
     from gateup.account.report.console import make_console
     from gateup.checks.report import render_list, render_rule, rules_to_json
     from gateup.checks.runner import RULES, find_rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import json
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from gateup.account.report.console import make_console
 from gateup.checks import pages
-from gateup.checks.finding import Evidence, Finding
+from gateup.checks.finding import SHOWN, Evidence, Finding
 from gateup.checks.report import (
     SCHEMA,
     render,
@@ -25,7 +26,7 @@ from gateup.checks.report import (
     summary,
     to_json,
 )
-from gateup.checks.runner import RULES, CheckReport, check, find_rule
+from gateup.checks.runner import MODULES, RULES, CheckReport, check, find_rule
 
 DOCS = Path(__file__).parents[2] / "docs"
 Make = Callable[..., Any]
@@ -82,10 +83,24 @@ def test_summaries(described: Make, tiny: dict[str, Any]) -> None:
 
 
 def test_what_was_skipped_is_counted_by_topic(described: Make, tiny: dict[str, Any]) -> None:
-    skipped = {"a.x": "no a", "a.y": "no a", "b.z": "no a", "a.w": "no c"}
-    text = shown(render, CheckReport("n", (), (), skipped, {}, described(tiny)))
+    skipped = {"a.x": "no a", "a.y": "no a", "b.z": "no a", "c.w": "no c", "c.v": "no c"}
+    text = shown(render, CheckReport("n", (), ("c.u",), skipped, {}, described(tiny)))
     assert "not checked, no a: a.* (2), b.z" in text
-    assert "not checked, no c: a.w" in text
+    assert "not checked, no c: c.w, c.v" in text, "c.u ran: c.* would say that it did not"
+
+
+def test_evidence_is_cut_in_one_place_and_says_so(described: Make, tiny: dict[str, Any]) -> None:
+    many = tuple(Evidence(f"t{i}", "f") for i in range(SHOWN + 12))
+    finding = Finding("a.b", "note", "t", many)
+    assert (len(finding.evidence), finding.more) == (SHOWN, 12)
+    report = CheckReport("n", (finding,), (), {}, {}, described(tiny))
+    assert f"  t{SHOWN - 1}: f\n  and 12 more\n" in shown(render, report)
+    assert to_json(report)["findings"][0]["more"] == 12
+    whole = Finding("a.b", "note", "t", many[:SHOWN])
+    assert whole.more == 0
+    assert "more" not in shown(render, CheckReport("n", (whole,), (), {}, {}, described(tiny)))
+    for module in MODULES:
+        assert "[:SHOWN]" not in inspect.getsource(module)
 
 
 def test_a_report_prints_itself(faulty: CheckReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +180,11 @@ def test_every_path_is_documented(faulty: CheckReport) -> None:
 def test_the_list_has_every_rule() -> None:
     lines = shown(render_list, RULES).splitlines()
     assert [x.split()[0] for x in lines if x and not x.startswith(" ")] == [r.id for r in RULES]
-    assert rules_to_json(RULES)[0].keys() == {"id", "title", "needs", "teaches"}
+    assert rules_to_json(RULES)[0].keys() == {"id", "title", "worst", "needs", "teaches"}
+    worst = {x.split()[0]: x.split()[1] for x in lines}
+    assert worst["config.fields"] == "error"
+    assert worst["split.vocab"] == "warning"
+    assert worst["layout.order"] == "note"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.id)
@@ -173,6 +192,9 @@ def test_explain_teaches_the_whole_text(rule: Any) -> None:
     text = shown(render_rule, rule)
     assert rule.id in text
     assert " ".join(rule.teaches.split()) in " ".join(text.split())
+    assert text.splitlines()[1] == f"severity: {rule.severities}"
+    assert "\n\n\n" not in text
+    assert not text.endswith("\n\n")
 
 
 def test_explain_keeps_blocks_as_they_stand() -> None:

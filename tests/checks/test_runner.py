@@ -208,6 +208,11 @@ def test_find_rule() -> None:
     assert find_rule("config.widths").id == "config.widths"
     with pytest.raises(UsageError) as e:
         find_rule("config.width")
+    for asked, near in (("nothing", None), ("gates", None), ("tied", "config.tied or semantics.")):
+        with pytest.raises(UsageError) as f:
+            find_rule(asked)
+        said = str(f.value).partition("did you mean ")[2]
+        assert said.startswith(near) if near else not said, asked
     assert "did you mean config.widths" in str(e.value)
 
 
@@ -382,6 +387,8 @@ def test_exit_codes(tmp_path: Path, write: Make, tiny: Config) -> None:
         ([], "no MODEL was given"),
         (["--list", "llama-3-8b"], "about the rules"),
         (["--explain", "no.rule"], "there is no rule 'no.rule'"),
+        (["--explain"], "gateup check --list prints all ids"),
+        (["--explain", "--json"], "gateup check --list prints all ids"),
         (["llama-3-8b", "--tp", "0"], "--tp is 0"),
         (["llama-3-9z"], "neither a file or folder"),
     ],

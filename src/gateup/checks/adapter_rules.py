@@ -69,7 +69,7 @@ def base(context: Context) -> Iterable[Finding]:
         yield from _other_name(context, adapter)
         return
     fitting = _presets_for(pairs, spec)
-    evidence = tuple(_shape_evidence(context, p) for p in wrong[:5])
+    evidence = tuple(_shape_evidence(context, p) for p in wrong)
     says = f"adapter_config.json names {shown(adapter.base)}" if adapter.base else ""
     known = f"of the models known here, {listed(fitting, 4)} {_have(fitting)} all its shapes"
     yield Finding(
@@ -250,7 +250,7 @@ def _to_split(spec: ModelSpec, pairs: Sequence[Pair], name: str, parts: Sequence
         f"{len(pairs)} adapted {name} have no place: {spec.name} keeps {', '.join(parts)} apart",
         tuple(
             Evidence(p.module, f"A reads {p.inp}, B writes {p.out}", ", ".join(parts), spec.family)
-            for p in pairs[:3]
+            for p in pairs
         ),
         f"The adapter was trained on weights with {name} as one module (Phi-3's form), and the "
         "base has its parts.",
@@ -274,7 +274,7 @@ def _to_fused(spec: ModelSpec, adapter: Adapter, pairs: Sequence[Pair], name: st
         f"them in {name}",
         tuple(
             Evidence(p.module, f"A reads {p.inp}, B writes {p.out}", name, spec.family)
-            for p in pairs[:3]
+            for p in pairs
         ),
         f"The adapter was trained on split weights; {spec.name} stores {name} as one module, so "
         f"these names match nothing and are dropped in silence.",
@@ -350,7 +350,7 @@ def unmatched_targets(
                 " and ".join(m.near),
                 f"module names of {spec.family}",
             )
-            for m in unmatched[:8]
+            for m in unmatched
         ),
         "PEFT complains only when no target at all matches; one without a hit is dropped in "
         "silence, and the weights it meant stay frozen."
@@ -388,7 +388,9 @@ def _leaves_adapted(context: Context) -> tuple[list[Pair], int]:
     return [p for p in pairs if p.row is not None], adapter.rank
 
 
-@rule("adapter.experts", "MLP adapters reach the routed experts", needs=["adapter"])
+@rule(
+    "adapter.experts", "MLP adapters reach the routed experts", needs=["adapter"], worst="warning"
+)
 def experts(context: Context) -> Iterable[Finding]:
     """In a mixture of experts most weights are in the routed experts, which transformers 5 keeps
     as stacked parameters, not modules. Targets by module name (gate_proj, or "all-linear") then
@@ -418,7 +420,7 @@ def experts(context: Context) -> Iterable[Finding]:
         "warning" if meant else "note",
         f"no routed expert is adapted: {held:,} of {spec.params:,} parameters "
         f"({100 * held / spec.params:.0f}%) stay as they were",
-        tuple(Evidence(p.module, "adapted", "the routed experts", stacks[0].name) for p in mlp[:2]),
+        tuple(Evidence(p.module, "adapted", "the routed experts", stacks[0].name) for p in mlp),
         "Routed experts are stacked parameters in transformers 5, which names of modules do not "
         "match; only the shared expert, router or dense layers were found.",
         "Name them in target_parameters: mlp.experts.gate_up_proj and mlp.experts.down_proj "

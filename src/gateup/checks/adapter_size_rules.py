@@ -45,7 +45,7 @@ def pairs(context: Context) -> Iterable[Finding]:
             f"{many(len(alone), 'adapted module')} with only one of A and B",
             tuple(
                 Evidence(p.module, "A alone" if p.b is None else "B alone", "A and B", "LoRA")
-                for p in alone[:5]
+                for p in alone
             ),
             "Half of the pair is missing from the file: it was cut, filtered or merged wrongly.",
             "Save the adapter again; the present half has no effect.",
@@ -66,7 +66,7 @@ def pairs(context: Context) -> Iterable[Finding]:
                     f"rank {', '.join(map(str, sorted(said)))}",
                     f"{context.source('adapter')}, field r",
                 )
-                for p in wrong[:5]
+                for p in wrong
             ),
             "Modules are built from the config's rank, so the tensors do not fit into them.",
             f"Put r: {ranks[0]} into adapter_config.json if the tensors are the right ones, and "
@@ -95,7 +95,12 @@ def _shape(tensor: TensorHeader | None) -> str:
     return "missing" if tensor is None else str(list(tensor.shape))
 
 
-@rule("adapter.rank", "The rank is smaller than what it stands in for", needs=["adapter"])
+@rule(
+    "adapter.rank",
+    "The rank is smaller than what it stands in for",
+    needs=["adapter"],
+    worst="warning",
+)
 def rank(context: Context) -> Iterable[Finding]:
     """r·(in + out) parameters replace in·out. From r = in·out/(in + out) on, the adapter is as
     large as the matrix, and at r = min(in, out) it can express any change at all: it is full
@@ -132,7 +137,7 @@ def rank_finding(
                 f"fewer than the matrix's {i * o:,}: rank below {i * o / (i + o):.0f}",
                 source,
             )
-            for name, (i, o), r in over[:5]
+            for name, (i, o), r in over
         ),
         "r·(in + out) parameters stand in for in·out; from there on the adapter saves nothing.",
         f"Lower the rank to {_lower(break_even)} or less, leave these modules out, or train them "
@@ -322,7 +327,7 @@ def _unsaved(context: Context, adapter: Adapter, modules: Sequence[str]) -> Iter
             f"modules_to_save names {listed(absent, 3)}, of which the file has nothing",
             tuple(
                 Evidence(m, "no tensor", "its whole weight", f"{context.source('adapter')}")
-                for m in absent[:5]
+                for m in absent
             ),
             "PEFT then keeps the base's weight for it: what was trained there is lost, or the "
             "model has no module of that name.",
@@ -352,7 +357,7 @@ def dora(context: Context) -> Iterable[Finding]:
                 Evidence(
                     p.module, "A and B", "A, B, lora_magnitude_vector", context.source("adapter")
                 )
-                for p in missing[:3]
+                for p in missing
             ),
             "The magnitudes were not saved: they would start again from the base's.",
             "Save the adapter again with PEFT, or set use_dora to false if it was trained so.",
@@ -367,7 +372,7 @@ def dora(context: Context) -> Iterable[Finding]:
                 Evidence(
                     p.module, "lora_magnitude_vector", "use_dora: true", context.source("adapter")
                 )
-                for p in have[:3]
+                for p in have
             ),
             "Loaded as plain LoRA the magnitudes are dropped, which is another function.",
             "Set use_dora to true in adapter_config.json.",
@@ -383,7 +388,7 @@ def dora(context: Context) -> Iterable[Finding]:
                 Evidence(
                     p.module, _shape(p.magnitude), f"[{(p.wanted(context.spec) or (0, 0))[1]}]"
                 )
-                for p in wrong[:3]
+                for p in wrong
             ),
             "DoRA has one magnitude for each output row.",
             "Take the adapter with its own base.",
@@ -412,7 +417,7 @@ def dtype(context: Context) -> Iterable[Finding]:
             "adapter.dtype",
             "error",
             f"{many(len(odd), 'adapter tensor')} of no floating-point dtype: {odd[0].type}",
-            tuple(Evidence(t.name, t.type, "f32, bf16 or f16", "PEFT") for t in odd[:3]),
+            tuple(Evidence(t.name, t.type, "f32, bf16 or f16", "PEFT") for t in odd),
             "A and B are factors of a sum and are stored as numbers, never packed.",
             "Save the adapter again without quantising it.",
             {"odd": len(odd)},
@@ -428,7 +433,7 @@ def dtype(context: Context) -> Iterable[Finding]:
             "adapter.dtype",
             "warning",
             f"A and B in {len(counts)} dtypes: {said}",
-            tuple(Evidence(t.name, t.type, "one dtype") for t in halves if t.type == rare)[:3],
+            tuple(Evidence(t.name, t.type, "one dtype") for t in halves if t.type == rare),
             "One run saves one dtype: tensors of two runs, or a cast that missed some.",
             "Cast all of them alike, if they do belong together.",
             dict(counts),
@@ -464,9 +469,7 @@ def identity(context: Context) -> Iterable[Finding]:
         f"{subject} is an exact identity: {len(zero)} of {len(halves)} lora_B are zero"
         if whole
         else f"{len(zero)} of {len(halves)} lora_B are zero: these modules were not trained",
-        tuple(
-            Evidence(name, "zeros only", "values other than 0", "tensor data") for name in zero[:5]
-        ),
+        tuple(Evidence(name, "zeros only", "values other than 0", "tensor data") for name in zero),
         _why_zero(context.trainer, whole),
         "Train again with model.enable_input_require_grads() before training, or with "
         'gradient_checkpointing_kwargs {"use_reentrant": false}. Rank, alpha and learning rate are '

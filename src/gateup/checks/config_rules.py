@@ -12,7 +12,7 @@ from gateup.checks.edits import Edit
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rule import rule
 from gateup.checks.shapes import Width, Wrong, odd_widths, shard_degree, wrong_shapes
-from gateup.checks.words import SHOWN, in_layers
+from gateup.checks.words import in_layers
 from gateup.files.gguf import Skipped
 from gateup.files.header import many
 from gateup.files.mismatch import Mismatch
@@ -84,24 +84,16 @@ def _leftover(edit: Edit) -> bool:
 
 
 def _evidence(mismatches: Sequence[Mismatch], source: str) -> Iterable[Evidence]:
-    left = SHOWN
     for m in mismatches:
         if m.kind == "shape":
-            pairs = list(zip(m.tensors, m.expected, strict=True))[:left]
-            for tensor, shape in pairs:
+            for tensor, shape in zip(m.tensors, m.expected, strict=True):
                 yield Evidence(tensor.name, str(list(tensor.shape)), str(list(shape)), source)
         elif m.tensors:
-            pairs = [(t, ()) for t in m.tensors[:left]]
-            for tensor, _ in pairs:
+            for tensor in m.tensors:
                 yield Evidence(tensor.name, str(list(tensor.shape)), "no such tensor", source)
         else:
-            pairs = []
-            for row in m.rows[:left]:
+            for row in m.rows:
                 yield Evidence(row.name, "absent", str(list(row.shape)), source)
-                left -= 1
-        left -= len(pairs)
-        if left <= 0:
-            return
 
 
 # Field -> what is usually behind it.
@@ -165,7 +157,7 @@ def _torn(context: Context, torn: Sequence[Width]) -> Finding:
         "config.widths",
         "error",
         f"gate, up and down disagree about the width in {in_layers([t.layer for t in torn])}",
-        tuple(_shape(w, context) for w in tensors[:SHOWN]),
+        tuple(_shape(w, context) for w in tensors),
         "One of them was cut or padded without the others; no width fits all three.",
         "take these layers from the source of the checkpoint; what was cut away is not in the file",
         {"layers": len(torn), "tensors": len(tensors)},
@@ -205,7 +197,7 @@ def _padding(context: Context, odd: Sequence[Width], group: str) -> Finding:
         "error",
         f"{len(found)} of {spec.num_layers} layers have {label} of another width than {said}: "
         f"{listing}",
-        tuple(_shape(w, context) for o in odd for w in o.tensors[-1:])[:SHOWN],
+        tuple(_shape(w, context) for o in odd for w in o.tensors[-1:]),
         "The files are whole: gate, up and down of each of these layers agree with each other "
         f"(pruned layer by layer, it seems). {spec.architecture} has "
         + (
@@ -262,7 +254,7 @@ def shape(context: Context) -> Iterable[Finding]:
         "config.shape",
         "error",
         f"{many(len(left), 'tensor')} of another shape than described ({listing})",
-        tuple(_shape(w, context) for w in left[:SHOWN]),
+        tuple(_shape(w, context) for w in left),
         "No single change of the config explains these shapes, so the tensors themselves were "
         "changed: pruned, cut, or taken from another model.",
         "take them from the source of the checkpoint, or fetch config.json and weights of one "
@@ -411,7 +403,7 @@ def gguf_vocab(context: Context) -> Iterable[Finding]:
             )
 
 
-@rule("config.blocks", "Widths per block are given in one way")
+@rule("config.blocks", "Widths per block are given in one way", worst="warning")
 def blocks(context: Context) -> Iterable[Finding]:
     """Nemotron-NAS (DeciLM) configs have no width at the top: intermediate_size is null, and each
     entry of block_configs has ffn.intermediate_size or ffn.ffn_mult, from which
@@ -439,7 +431,7 @@ def blocks(context: Context) -> Iterable[Finding]:
                     f"{derived}",
                     f"ffn_mult {mult}: int(2·{mult}·{spec.hidden_size}/3) up to 256s",
                 )
-                for i, explicit, mult, derived in both[:SHOWN]
+                for i, explicit, mult, derived in both
             ),
             "One of the two is out of date. Tools differ in which they read.",
             "remove ffn_mult, or set it so that it gives the explicit width",

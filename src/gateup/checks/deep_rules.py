@@ -12,7 +12,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.measured import FLOAT16_MAX, LayerRun, Order, QuietRows
 from gateup.checks.rule import rule
-from gateup.checks.words import SHOWN, in_layers
+from gateup.checks.words import in_layers
 from gateup.files.header import listed, many
 
 # A model that has learnt is this share of ln V, and half a nat, below guessing.
@@ -145,7 +145,7 @@ def nan_weights(context: Context) -> Iterable[Finding]:
                 f"{b.nans:,} NaN, {b.infinities:,} infinite, the first at {list(b.first)}",
                 "finite numbers",
             )
-            for b in bad[:SHOWN]
+            for b in bad
         ),
         "They reach every logit. A training run had diverged when it was saved, a conversion left"
         " float16's range, or the file was damaged on the way.",
@@ -155,7 +155,7 @@ def nan_weights(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("deep.zero_rows", "Neurons have weights", needs=["headers", "scan"])
+@rule("deep.zero_rows", "Neurons have weights", needs=["headers", "scan"], worst="warning")
 def zero_rows(context: Context) -> Iterable[Finding]:
     """Neuron j of an MLP is row j of gate, row j of up and column j of down. Where one of the three
     is zero (or a thousand times smaller than its neighbours') the neuron adds nothing: it is
@@ -190,7 +190,7 @@ def zero_rows(context: Context) -> Iterable[Finding]:
 
 
 def _first(rows: Sequence[QuietRows]) -> list[QuietRows]:
-    return sorted(rows, key=lambda q: (-q.quiet / q.of, q.layer))[:SHOWN]
+    return sorted(rows, key=lambda q: (-q.quiet / q.of, q.layer))
 
 
 def _quiet(q: QuietRows) -> Evidence:
@@ -199,7 +199,7 @@ def _quiet(q: QuietRows) -> Evidence:
     return Evidence(q.name, f"{q.quiet:,} of {q.of:,} {what} next to zero, {exact}")
 
 
-@rule("deep.dead_neurons", "Neurons take part", needs=["headers", "trial"])
+@rule("deep.dead_neurons", "Neurons take part", needs=["headers", "trial"], worst="warning")
 def dead_neurons(context: Context) -> Iterable[Finding]:
     """A neuron is dead where h = act(gate) ⊙ up stays next to nothing (a thousandth of its
     neighbours') on every token of a text: the gate never opens, or up gives nothing to let
@@ -229,7 +229,7 @@ def dead_neurons(context: Context) -> Iterable[Finding]:
                 f"{x.dead:,} of {x.width:,} silent",
                 f"fewer than {100 * _dead_share(x):.0f}%",
             )
-            for x in sorted(found, key=lambda x: -x.dead / x.width)[:SHOWN]
+            for x in sorted(found, key=lambda x: -x.dead / x.width)
         ),
         "Their gate stays shut on every token, or their up rows give nothing. Zero weights are"
         " listed by deep.zero_rows.",
@@ -245,7 +245,7 @@ def _dead_share(run: LayerRun) -> float:
     return SPARSE_SHARE if run.act in SPARSE else DEAD_SHARE
 
 
-@rule("deep.gate_saturation", "Gates open and close", needs=["headers", "trial"])
+@rule("deep.gate_saturation", "Gates open and close", needs=["headers", "trial"], worst="warning")
 def gate_saturation(context: Context) -> Iterable[Finding]:
     """A gate decides token by token. SiLU is flat on both sides: above 5 it lets up through as it
     is multiplied by g itself, below -5 it is shut. A neuron whose gate is on one side for every
@@ -276,7 +276,7 @@ def gate_saturation(context: Context) -> Iterable[Finding]:
                 f"{x.open:,} open and {x.shut:,} shut on every token, of {x.width:,}",
                 f"fewer than {100 * FLAT_SHARE:.0f}%",
             )
-            for x in sorted(found, key=lambda x: -(x.open + x.shut) / x.width)[:SHOWN]
+            for x in sorted(found, key=lambda x: -(x.open + x.shut) / x.width)
         ),
         f"On all {trial.tokens} tokens these gates lie on a flat side of {found[0].act}: the neuron"
         " is linear, or off.",
@@ -340,7 +340,7 @@ def activation_overflow(context: Context) -> Iterable[Finding]:
                 "below 65,504",
                 why or "float16, were it used",
             )
-            for x in sorted(over, key=_top, reverse=True)[:SHOWN]
+            for x in sorted(over, key=_top, reverse=True)
         ),
         f"Measured over {trial.tokens} tokens; another text may reach further. Beyond the limit a"
         " value is infinite, the next norm makes NaN of it, and every logit is NaN.",

@@ -251,7 +251,7 @@ def _ignored_finding(context: Context, ignored: Mapping[str, Any]) -> Finding:
         f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} ignored: {why}",
         tuple(
             Evidence(k, str(v)[:60], "unset, or do_sample true", f"{source}, field {k}")
-            for k, v in list(ignored.items())[:6]
+            for k, v in ignored.items()
         ),
         "Without sampling the most probable token is taken at every step: the same prompt gives the"
         " same text for every seed.",
@@ -260,7 +260,12 @@ def _ignored_finding(context: Context, ignored: Mapping[str, Any]) -> Finding:
     )
 
 
-@rule("generation.narrow", "Sampling leaves something to choose from", needs=("generation",))
+@rule(
+    "generation.narrow",
+    "Sampling leaves something to choose from",
+    needs=("generation",),
+    worst="warning",
+)
 def narrow(context: Context) -> Iterable[Finding]:
     """Why is my output the same for every seed, although I sample? Because only one token is left.
     top_p keeps the most probable tokens until their sum reaches p: if the best one has p or more

@@ -42,7 +42,12 @@ def scaling_of(metadata: Mapping[str, Any]) -> Scaling:
     )
 
 
-@rule("semantics.gguf_rope", "A GGUF has its model's rotary scaling", needs=["headers"])
+@rule(
+    "semantics.gguf_rope",
+    "A GGUF has its model's rotary scaling",
+    needs=["headers"],
+    worst="warning",
+)
 def gguf_rope(context: Context) -> Iterable[Finding]:
     """A GGUF says rope.scaling.type, .factor and .original_context_length in its metadata; Llama
     3.1's scaling lies in a tensor, rope_freqs.weight, and Phi-3's in rope_factors_long and _short.

@@ -9,7 +9,6 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.fused import FUSED, fused_layers, stem_of
 from gateup.checks.rule import rule
 from gateup.checks.shapes import shard_degree, wrong_shapes
-from gateup.checks.words import SHOWN
 from gateup.files.header import TensorHeader, many
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, MoESpec
@@ -52,7 +51,7 @@ def cut(layout: GateUpLayout) -> str:
     return f"gate = W[{axis.format(gate)}], up = W[{axis.format(up)}]"
 
 
-@rule("layout.order", "Which half is gate: what was assumed")
+@rule("layout.order", "Which half is gate: what was assumed", worst="note")
 def order(context: Context) -> Iterable[Finding]:
     """Where gate and up share one tensor, they lie as halves (Phi-3, Llama 4: gate first) or as
     neighbours (gpt-oss: even = gate, odd = up; weight, bias and scales alike). Both have 2I rows
@@ -129,7 +128,7 @@ def fused(context: Context) -> Iterable[Finding]:
                     f"gate_proj and up_proj, [{width}, {context.spec.hidden_size}] each",
                     context.source("config"),
                 )
-                for t in [ts[0] for ts in layers.values()][:SHOWN]
+                for t in [ts[0] for ts in layers.values()]
             ),
             f"The name is that of {known.writers} ({known.order}). Cannot tell from the shape "
             "whether this file keeps to it.",
@@ -152,7 +151,7 @@ def _apart(context: Context, layers: dict[int, tuple[TensorHeader, ...]]) -> Fin
         "them in one tensor",
         tuple(
             Evidence(t.name, str(list(t.shape)), "gate_up_proj", context.source("config"))
-            for t in layers[min(layers)][:SHOWN]
+            for t in layers[min(layers)]
         ),
         "The checkpoint was converted for another architecture (Llama's names, usually).",
         f"join them as {in_words(layout)}: "
@@ -196,7 +195,7 @@ def transposed(context: Context) -> Iterable[Finding]:
                 str(list(w.expected)),
                 context.source("config"),
             )
-            for w in turned[:SHOWN]
+            for w in turned
         ),
         "A converter did not turn them, or turned them twice.",
         "transpose the last two axes of these tensors"
@@ -233,7 +232,7 @@ def shard(context: Context) -> Iterable[Finding]:
                 str(list(w.expected)),
                 context.source("config"),
             )
-            for w in wrongs[:SHOWN]
+            for w in wrongs
         ),
         "A trainer or server wrote what one rank holds.",
         f"merge the shards of all {k} ranks: rows of q, k, v, gate and up one rank after the "
@@ -243,7 +242,12 @@ def shard(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("layout.ranks", "Fused gate and up are cut apart before they are sharded", needs=["tp"])
+@rule(
+    "layout.ranks",
+    "Fused gate and up are cut apart before they are sharded",
+    needs=["tp"],
+    worst="note",
+)
 def ranks(context: Context) -> Iterable[Finding]:
     """Under tensor parallelism each rank takes matching rows of gate and of up. A tensor that holds
     both must be split first, each part sharded, and the parts joined again on the rank.

@@ -58,7 +58,8 @@ def _when(rule: Rule) -> str:
     needs = [f"`{option(n)}`" for n in NEEDS if n in rule.needs and n != "headers"]
     files = "weights" if "headers" in rule.needs else ""
     said = " and ".join([*([files] if files else []), *needs])
-    return f"Needs {said}." if said else "Always."
+    severity = f"Severity: {rule.severities}."
+    return f"Needs {said}. {severity}" if said else f"Always. {severity}"
 
 
 if __name__ == "__main__":

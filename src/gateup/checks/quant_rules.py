@@ -97,7 +97,7 @@ def _group_finding(context: Context, fmt: str, wrong: dict[str, list[TensorSpec]
         "quant.group",
         "warning" if block else "error",
         f"{_matrices(count)} no whole {'blocks' if block else 'groups'} of {fmt}",
-        tuple(evidence[:6]),
+        tuple(evidence),
         "transformers lets the last block be short; vLLM and SGLang refuse it."
         if block
         else "A scale belongs to a whole group of inputs; a row that ends inside one cannot be"
@@ -205,7 +205,7 @@ def _rows_finding(
         "warning",
         f"{label}: {len(changed)} tensor{'s' * many} cannot have the type meant for"
         f" {'them' if many else 'it'}",
-        tuple(evidence[:6]),
+        tuple(evidence),
         f"A row must be whole blocks, and rows of {_listed({t.ne[0] for t, _, _ in changed})} are"
         f" not. Only {', '.join(kinds[:6])} {'are' if len(kinds) > 1 else 'is'} concerned; the"
         f" fallback makes the file {extra:,} bytes ({share}) "
@@ -266,7 +266,12 @@ def imatrix(context: Context) -> Iterable[Finding]:
         )
 
 
-@rule("quant.twice", "What is quantised already is not quantised again", needs=("quant",))
+@rule(
+    "quant.twice",
+    "What is quantised already is not quantised again",
+    needs=("quant",),
+    worst="warning",
+)
 def twice(context: Context) -> Iterable[Finding]:
     """Quantising a quantised model adds the errors of both, and most tools refuse it: a Q4_1 GGUF
     made into Q8_0 is twice as large and no better.
@@ -291,7 +296,7 @@ def twice(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("quant.experts", "Routed experts are quantised too")
+@rule("quant.experts", "Routed experts are quantised too", worst="warning")
 def experts(context: Context) -> Iterable[Finding]:
     """bitsandbytes replaces nn.Linear modules as a model loads. transformers 5 keeps routed experts
     as stacked parameters, not modules: they stay in bf16, and they are most of a mixture's weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from gateup import __version__
 from gateup.account.report import units
-from gateup.account.report.console import heading, line, make_console
+from gateup.account.report.console import line, make_console
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Evidence, Finding, Severity
 from gateup.checks.rule import Rule
@@ -83,7 +84,7 @@ def render(report: CheckReport, console: Console) -> None:
         line(console, f"rule {rule} could not be carried out: {text}", "bold magenta")
     console.print()
     line(console, summary(report), "bold")
-    for reason, rules in _by_reason(report.skipped).items():
+    for reason, rules in _by_reason(report).items():
         line(console, f"not checked, {reason}: {', '.join(rules)}", "dim")
 
 
@@ -101,15 +102,26 @@ def summary(report: CheckReport) -> str:
     return f"{found or 'nothing found'}; {', '.join(parts)}"
 
 
-def _by_reason(skipped: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reason -> what was skipped for it: "adapter.* (12)" where there are several of a topic."""
-    topics: dict[str, dict[str, list[str]]] = {}
-    for rule, reason in skipped.items():
-        topics.setdefault(reason, {}).setdefault(rule.partition(".")[0], []).append(rule)
-    return {
-        reason: [r[0] if len(r) == 1 else f"{t}.* ({len(r)})" for t, r in by_topic.items()]
-        for reason, by_topic in topics.items()
-    }
+def _by_reason(report: CheckReport) -> dict[str, list[str]]:
+    """Reason -> what was skipped for it: "adapter.* (12)" where a whole topic of several was,
+    "generation.greedy, generation.length" where rules of the topic ran."""
+    by_reason: dict[str, list[str]] = {}
+    for rule, reason in report.skipped.items():
+        by_reason.setdefault(reason, []).append(rule)
+    seen = Counter(map(_topic, (*report.ran, *report.skipped, *report.failed)))
+    out: dict[str, list[str]] = {}
+    for reason, rules in by_reason.items():
+        here = Counter(map(_topic, rules))
+        said = {
+            r: f"{_topic(r)}.* ({here[_topic(r)]})" if here[_topic(r)] == seen[_topic(r)] > 1 else r
+            for r in rules
+        }
+        out[reason] = list(dict.fromkeys(said.values()))
+    return out
+
+
+def _topic(rule: str) -> str:
+    return rule.partition(".")[0]
 
 
 def _finding(finding: Finding, console: Console) -> None:
@@ -119,6 +131,8 @@ def _finding(finding: Finding, console: Console) -> None:
     console.print(head)
     for evidence in finding.evidence:
         line(console, _evidence(evidence), indent=2)
+    if finding.more:
+        line(console, f"and {finding.more:,} more", indent=2)
     if finding.cause:
         line(console, f"why: {finding.cause}", indent=2)
     if finding.remedy:
@@ -133,12 +147,13 @@ def _evidence(e: Evidence) -> str:
 
 
 def render_list(rules: Iterable[Rule], console: Console) -> None:
-    """One line per rule: id, title, what it needs."""
+    """One line per rule: id, the worst it reports, title, what it needs."""
     known = list(rules)
     width = max(len(r.id) for r in known)
     for rule in known:
         needs = ", ".join(option(n) for n in NEEDS if n in rule.needs and n != "headers")
         text = Text(rule.id.ljust(width + 2), "bold")
+        text.append(rule.worst.ljust(9), STYLES[rule.worst])
         text.append(rule.title)
         if needs:
             text.append(f"  [{needs}]", "dim")
@@ -155,17 +170,17 @@ def option(need: str) -> str:
 def render_rule(rule: Rule, console: Console) -> None:
     """What `--explain` prints."""
     line(console, f"{rule.id}: {rule.title}", "bold")
+    line(console, f"severity: {rule.severities}", STYLES[rule.worst])
     missing = [NEEDS[n] for n in NEEDS if n in rule.needs]
     if missing:
         line(console, f"skipped where {' or '.join(missing)}", "dim")
-    heading(console, "")
     for paragraph in rule.teaches.split("\n\n"):
+        console.print()
         if paragraph.startswith("    "):
             for row in paragraph.splitlines():
                 line(console, row.removeprefix("    "), indent=4)
         else:
             line(console, " ".join(paragraph.split()))
-        console.print()
 
 
 def to_json(report: CheckReport) -> dict[str, Any]:
@@ -209,6 +224,7 @@ def _finding_json(f: Finding) -> dict[str, Any]:
             {"subject": e.subject, "found": e.found, "expected": e.expected, "source": e.source}
             for e in f.evidence
         ],
+        "more": f.more,
         "cause": f.cause,
         "remedy": f.remedy,
         "numbers": {k: _number(v) for k, v in f.numbers.items()},
@@ -223,7 +239,13 @@ def _number(value: int | float | str) -> int | float | str:
 def rules_to_json(rules: Iterable[Rule]) -> list[dict[str, Any]]:
     """The document of `gateup check --list --json`."""
     return [
-        {"id": r.id, "title": r.title, "needs": sorted(r.needs), "teaches": r.teaches}
+        {
+            "id": r.id,
+            "title": r.title,
+            "worst": r.worst,
+            "needs": sorted(r.needs),
+            "teaches": r.teaches,
+        }
         for r in rules
     ]
 

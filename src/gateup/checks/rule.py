@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gateup.checks.context import NEEDS, Context, Need
-from gateup.checks.finding import Finding
+from gateup.checks.finding import SEVERITIES, Finding, Severity
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Rule:
     title    what it looks for, one line
     teaches  the fault in plain words, with a worked example (`--explain`, docs/checks.md)
     needs    parts of the context without which it is skipped
+    worst    the most severe finding it reports
     """
 
     id: str
@@ -26,13 +27,24 @@ class Rule:
     teaches: str
     needs: frozenset[Need]
     run: Callable[[Context], Iterable[Finding]]
+    worst: Severity = "error"
 
     def __call__(self, context: Context) -> list[Finding]:
-        return list(self.run(context))
+        found = list(self.run(context))
+        rank = SEVERITIES.index
+        worse = [f.title for f in found if rank(f.severity) < rank(self.worst)]
+        assert not worse, f"{self.id} reports more than a {self.worst}: {worse[0]}"
+        return found
+
+    @property
+    def severities(self) -> str:
+        """ "note", "at worst an error"."""
+        article = "an" if self.worst == "error" else "a"
+        return self.worst if self.worst == "note" else f"at worst {article} {self.worst}"
 
 
 def rule(
-    id: str, title: str, *, needs: Iterable[Need] = ()
+    id: str, title: str, *, needs: Iterable[Need] = (), worst: Severity = "error"
 ) -> Callable[[Callable[[Context], Iterable[Finding]]], Rule]:
     """Make a function a Rule. Its docstring is the teaching text: paragraphs, blank lines between,
     a block indented by four more spaces is shown as it stands."""
@@ -42,7 +54,7 @@ def rule(
     def make(run: Callable[[Context], Iterable[Finding]]) -> Rule:
         teaches = inspect.getdoc(run)
         assert teaches, f"{id} has no docstring to teach with"
-        return Rule(id, title, teaches, wanted, run)
+        return Rule(id, title, teaches, wanted, run, worst)
 
     return make
 

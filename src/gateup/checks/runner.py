@@ -144,9 +144,12 @@ def find_rule(name: str, rules: Iterable[Rule] = RULES) -> Rule:
     by_id = {r.id: r for r in rules}
     if name in by_id:
         return by_id[name]
-    close = get_close_matches(name, by_id, n=3, cutoff=0.4)
+    asked = name.lower().partition(".")[2] or name.lower()
+    near = get_close_matches(name.lower(), by_id, n=3, cutoff=0.85)
+    close = list(dict.fromkeys([*near, *(i for i in by_id if i.partition(".")[2] == asked)]))
+    close = close or [i for i in by_id if len(asked) > 3 and asked in i][:3]
     raise UsageError(
         f"there is no rule {name!r}",
-        expected="an id that gateup check --list prints",
+        expected="an id; gateup check --list prints all",
         remedy="did you mean " + " or ".join(close) + "?" if close else None,
     )

@@ -251,7 +251,11 @@ def _source(context: Context) -> str:
     return _field(context, "head_dim")
 
 
-@rule("semantics.kv_heads", "num_key_value_heads is there where the model has fewer KV heads")
+@rule(
+    "semantics.kv_heads",
+    "num_key_value_heads is there where the model has fewer KV heads",
+    worst="warning",
+)
 def kv_heads(context: Context) -> Iterable[Finding]:
     """A config without num_key_value_heads means as many KV heads as query heads. Old files and
     old converters lack the key, and every size that follows from it is wrong: of Llama-2-70B, 64
@@ -293,7 +297,11 @@ def _attention(context: Context) -> AttentionSpec | None:
     return next((x.attention for x in context.spec.layers if x.attention), None)
 
 
-@rule("semantics.tied", "tie_word_embeddings is what the model's family and size have")
+@rule(
+    "semantics.tied",
+    "tie_word_embeddings is what the model's family and size have",
+    worst="warning",
+)
 def tied(context: Context) -> Iterable[Finding]:
     """Small models share the embedding with the output head, large ones of the same family mostly
     do not: Qwen2.5 ties 0.5B, 1.5B and 3B; Llama 3.2 ties, Llama 3.1 does not; Gemma always does.
@@ -332,7 +340,7 @@ def tied(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("semantics.dtype", "float16 holds the model's activations")
+@rule("semantics.dtype", "float16 holds the model's activations", worst="warning")
 def dtype(context: Context) -> Iterable[Finding]:
     """float16 ends at 65,504, bfloat16 at 3.4e38. A model trained in bfloat16 may have activations
     beyond float16's range, most of all in h = act(gate) · up before down_proj: one channel
@@ -367,7 +375,7 @@ def dtype(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("semantics.bias", "Biases that the config declares are biases the class has")
+@rule("semantics.bias", "Biases that the config declares are biases the class has", worst="warning")
 def bias(context: Context) -> Iterable[Finding]:
     """mlp_bias and attention_bias exist for some families only. Llama reads both, Qwen2 has biases
     on q, k and v whatever the config says, Mistral reads neither. A flag that the class does not

@@ -244,7 +244,7 @@ def _widths_finding(context: Context, found: list[Misfit], aim: Target, largest:
                 f"a multiple of {tp * m.group}; the nearest is {m.nearest}",
                 aim.source,
             )
-            for m in found[:6]
+            for m in found
         ),
         "Layers have widths of their own, and each must divide among the ranks.",
         f"pad each to its nearest multiple of {tp * first.group}: costs {added:,} weights and"
@@ -364,7 +364,12 @@ def _experts_whole(spec: ModelSpec, aim: Target, tp: int) -> bool:
     return tp <= min(experts, default=0) and not any(m.what == EXPERT for m in found)
 
 
-@rule("split.align", "A rank's MLP width fills the tiles of a matrix multiplication", needs=("tp",))
+@rule(
+    "split.align",
+    "A rank's MLP width fills the tiles of a matrix multiplication",
+    needs=("tp",),
+    worst="note",
+)
 def align(context: Context) -> Iterable[Finding]:
     """GPUs multiply in tiles, often 128 columns wide. A width that is no multiple of the tile is
     computed as if it were: the last tile is partly idle. Correct, and a little slower.
@@ -397,7 +402,7 @@ def align(context: Context) -> Iterable[Finding]:
                 f"a multiple of {TILE}: {-(-rank // TILE) * TILE * split.tp} in all",
                 "GEMM tiles of GPUs",
             )
-            for what, _, rank in uneven[:6]
+            for what, _, rank in uneven
         ),
         "Nothing is wrong: the last tile is computed whole and partly thrown away.",
         "",
@@ -415,7 +420,12 @@ def _divisors(rank: int) -> str:
     return ", ".join(str(n) for n in (8, 64, 128, 256) if rank % n == 0) or "none of 8, 64, 128"
 
 
-@rule("split.vocab", "The vocabulary divides among the ranks, padding counted", needs=("tp",))
+@rule(
+    "split.vocab",
+    "The vocabulary divides among the ranks, padding counted",
+    needs=("tp",),
+    worst="warning",
+)
 def vocab(context: Context) -> Iterable[Finding]:
     """Embedding and head are cut by vocabulary rows. Engines pad them first: vLLM to a multiple of
     64, Megatron-LM to one of 128 · tp. The extra rows are never chosen, and cost memory.

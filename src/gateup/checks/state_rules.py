@@ -108,7 +108,7 @@ def loss(context: Context) -> Iterable[Finding]:
             "error",
             f"the loss is not a number in {len(broken)} of {len(log.loss)} entries, first at step "
             f"{broken[0][0]:,}",
-            tuple(Evidence(f"loss, step {s}", str(v), "a number", source) for s, v in broken[:3]),
+            tuple(Evidence(f"loss, step {s}", str(v), "a number", source) for s, v in broken),
             "An overflow: fp16 ends at 65,504, which down_proj's input of some models exceeds; or "
             "a learning rate that is too high.",
             "Train in bf16, lower the learning rate, and start again from a checkpoint before "
@@ -141,7 +141,7 @@ def _zero_loss(log: Log, zero: Sequence[tuple[int, float]], source: str) -> Find
         "run.loss",
         "error",
         f"the loss is exactly 0 in {len(zero)} of {len(log.loss)} entries",
-        tuple(Evidence(f"loss, step {s}", "0.0", "above 0", source) for s, _ in zero[:3]),
+        tuple(Evidence(f"loss, step {s}", "0.0", "above 0", source) for s, _ in zero),
         cause,
         "Train in bf16; set logging_nan_inf_filter false to see it at once."
         if bad
@@ -214,7 +214,7 @@ def gradients(context: Context) -> Iterable[Finding]:
             "run.gradients",
             "error",
             f"the gradient is exactly 0 in all {len(norms)} entries: nothing was trained",
-            tuple(Evidence(f"grad_norm, step {s}", "0.0", "above 0", source) for s, _ in zero[:3]),
+            tuple(Evidence(f"grad_norm, step {s}", "0.0", "above 0", source) for s, _ in zero),
             "No trained weight gets a gradient: reentrant checkpointing with frozen embeddings, "
             "every label masked, or everything frozen.",
             f"{REENTRANT}. Rank, alpha and learning rate are not at fault.",
@@ -226,9 +226,7 @@ def gradients(context: Context) -> Iterable[Finding]:
             "run.gradients",
             "error" if most else "note",
             f"the gradient is not a number in {len(broken)} of {len(norms)} entries",
-            tuple(
-                Evidence(f"grad_norm, step {s}", str(v), "a number", source) for s, v in broken[:3]
-            ),
+            tuple(Evidence(f"grad_norm, step {s}", str(v), "a number", source) for s, v in broken),
             "The backward pass overflows again and again."
             if most
             else "Single overflows are how fp16's loss scaler finds its scale; those steps are "

@@ -96,7 +96,7 @@ def _outside(context: Context, key: str, ids: list[int], wrong: list[int], where
     )
 
 
-@rule("generation.stop", "Something ends the text")
+@rule("generation.stop", "Something ends the text", worst="warning")
 def stop(context: Context) -> Iterable[Finding]:
     """Why does it never stop? The model ends a text with the token it was trained to end with; the
     engine stops when it sees an id of eos_token_id. Where the two differ, the text runs on to

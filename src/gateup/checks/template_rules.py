@@ -9,7 +9,9 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 
 
-@rule("generation.template", "There is one chat template, and a tokenizer to read it")
+@rule(
+    "generation.template", "There is one chat template, and a tokenizer to read it", worst="warning"
+)
 def template(context: Context) -> Iterable[Finding]:
     """A chat template turns messages into the text that the model was trained on. It stands in
     tokenizer_config.json (chat_template) or, since transformers writes it so, in a file of its

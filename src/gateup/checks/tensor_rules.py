@@ -118,7 +118,12 @@ def _head_sizes(context: Context) -> dict[int, str]:
     return {V * H * width: f"{V:,}·{H:,}·{width} bytes" for width in (2, 4)}
 
 
-@rule("files.beside", "No second copy of the weights lies beside the first", needs=["headers"])
+@rule(
+    "files.beside",
+    "No second copy of the weights lies beside the first",
+    needs=["headers"],
+    worst="note",
+)
 def beside(context: Context) -> Iterable[Finding]:
     """A folder may hold the weights twice: shards and a consolidated.safetensors, or the shards of
     an older upload. Tools that take every *.safetensors they find load or count both.
@@ -147,7 +152,7 @@ def beside(context: Context) -> Iterable[Finding]:
         f"{listed([*extra], 3)}",
         tuple(
             Evidence(name, f"{size:,} bytes", "", "not named by the index")
-            for name, size in [*extra.items()][:SHOWN]
+            for name, size in extra.items()
         ),
         "The figures leave these files out; a tool that takes every .safetensors counts both.",
         "leave them out of the download: hf download --exclude PATTERN",
@@ -234,7 +239,7 @@ def biases(context: Context) -> Iterable[Finding]:
                 f"({params:,} parameters) that the config does not declare",
                 tuple(
                     Evidence(t.name, str(list(t.shape)), "no bias", context.source("config"))
-                    for t in extra[:SHOWN]
+                    for t in extra
                 ),
                 f"{context.spec.architecture} has no such biases: a loader drops them.",
                 "use an architecture that has them, or fold them away before converting",
@@ -306,7 +311,7 @@ def unexpected(context: Context) -> Iterable[Finding]:
             f"{many(len(tensors), 'tensor')} ({elements:,} elements) outside the description",
             tuple(
                 Evidence(t.name, str(list(t.shape)), "no such tensor", context.source("config"))
-                for t in tensors[:SHOWN]
+                for t in tensors
             ),
             reason,
             "rename them if they are the model's own; otherwise leave them out when saving"
@@ -334,7 +339,7 @@ def duplicate(context: Context) -> Iterable[Finding]:
             f"{many(len(m.rows), 'tensor')} stored more than once ({params:,} parameters)",
             tuple(
                 Evidence(t.name, f"in {t.file.name}", f"once, as {t.canonical}", "its names")
-                for t in copies[:SHOWN]
+                for t in copies
             ),
             "Two writings of one model were put together. Loaders differ in which they take.",
             "keep one of them: write the model again with save_pretrained",
@@ -358,7 +363,7 @@ def empty(context: Context) -> Iterable[Finding]:
         "tensors.empty",
         "error",
         f"{len(tensors):,} of {total:,} tensors have no elements",
-        tuple(Evidence(t.name, str(list(t.shape)), "data") for t in tensors[:SHOWN]),
+        tuple(Evidence(t.name, str(list(t.shape)), "data") for t in tensors),
         "The weights were saved from placeholders: DeepSpeed ZeRO-3 or FSDP, without gathering "
         "them first. Their values are not in these files.",
         "take them from the trainer's own checkpoint with DeepSpeed's zero_to_fp32.py, or train "
@@ -367,7 +372,12 @@ def empty(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("tensors.experts", "A mixture of experts is complete without dense names", needs=["headers"])
+@rule(
+    "tensors.experts",
+    "A mixture of experts is complete without dense names",
+    needs=["headers"],
+    worst="note",
+)
 def experts(context: Context) -> Iterable[Finding]:
     """Layers of a mixture of experts store their matrices per expert or stacked, and a router.
     ffn_up and its like are absent from such layers by design, and a checker that looks for them

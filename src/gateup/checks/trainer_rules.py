@@ -67,7 +67,7 @@ def values(context: Context) -> Iterable[Finding]:
             "trainer.values",
             "error",
             f"{many(len(odd), 'value')} that cannot be: {listed([e.subject for e in odd], 4)}",
-            tuple(odd[:8]),
+            tuple(odd),
             "The trainer refuses them, or takes them for something else.",
             "; ".join(f"{e.subject}: {e.expected}" for e in odd[:4]) + ".",
             {"odd": len(odd)},
@@ -100,9 +100,7 @@ def keys(context: Context) -> Iterable[Finding]:
         "trainer.keys",
         "error" if factory else "warning",
         f"{many(len(slips), 'key')} that no trainer reads: {listed([k for k, _ in slips], 4)}",
-        tuple(
-            Evidence(k, clip(run.values[k], 40), f"{near}?", run.source) for k, near in slips[:8]
-        ),
+        tuple(Evidence(k, clip(run.values[k], 40), f"{near}?", run.source) for k, near in slips),
         "LLaMA-Factory stops at a key it does not know."
         if factory
         else "Keys that nothing reads are ignored, and the default holds.",
@@ -373,7 +371,9 @@ def scale(context: Context) -> Iterable[Finding]:
         )
 
 
-@rule("trainer.checkpointing", "Checkpointed layers get gradients", needs=["trainer"])
+@rule(
+    "trainer.checkpointing", "Checkpointed layers get gradients", needs=["trainer"], worst="warning"
+)
 def checkpointing(context: Context) -> Iterable[Finding]:
     """Reentrant gradient checkpointing runs a layer without recording it, and records it again in
     the backward pass, if the layer's input asks for a gradient. With LoRA the embeddings are
@@ -416,7 +416,12 @@ def checkpointing(context: Context) -> Iterable[Finding]:
     )
 
 
-@rule("trainer.template", "The template's tokens are in the tokenizer", needs=["trainer"])
+@rule(
+    "trainer.template",
+    "The template's tokens are in the tokenizer",
+    needs=["trainer"],
+    worst="warning",
+)
 def template(context: Context) -> Iterable[Finding]:
     """A chat template marks turns with special tokens. Where the tokenizer does not have them they
     are cut into ordinary pieces: training runs, the model learns to spell them, and the serving

@@ -129,7 +129,7 @@ def _activations(plan: MemoryPlan) -> int:
     return sum(int(i.figure.value) for i in items if i.group not in spread)
 
 
-@rule("trainer.memory", "cutoff_len and batch against memory", needs=["trainer"])
+@rule("trainer.memory", "cutoff_len and batch against memory", needs=["trainer"], worst="warning")
 def memory(context: Context) -> Iterable[Finding]:
     """Without gradient checkpointing every layer keeps what its backward pass needs, for every
     token of the batch; in the MLP that is gate, up, act(gate) and their product, four tensors of

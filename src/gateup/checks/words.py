@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gateup.model.spec import TensorSpec
 
-SHOWN = 5  # pieces of evidence a finding lists; its title counts them all
+SHOWN = 5  # names that a sentence lists before "and 12 more"
 
 
 def where(rows: Sequence[TensorSpec]) -> str:
