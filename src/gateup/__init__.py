@@ -14,6 +14,7 @@ _LAZY = {
     "load_gguf": ("gateup.hf.load", "load_gguf"),
     "open": ("gateup.files.checkpoint", "open_model"),
     "patch": ("gateup.hf.patch", "patch"),
+    "patched": ("gateup.hf.patch", "patched"),
     "plan": ("gateup.account.report.answer", "plan"),
     "unpatch": ("gateup.hf.patch", "unpatch"),
 }

@@ -203,9 +203,52 @@ def test_nothing_that_looks_like_an_mlp() -> None:
         gateup.patch(nn.Linear(2, 2))
 
 
-def test_include_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"LlamaForCausalLM under nowhere\.\*"):
-        gateup.patch(build("llama"), include="nowhere.*")
+@pytest.mark.parametrize("include", ["mlp", ["model.layers.0.mlp", "mlp"]])
+def test_a_pattern_that_names_nothing_is_an_error_with_the_nearest(include: object) -> None:
+    model = build("llama")
+    with pytest.raises(UsageError) as caught:
+        gateup.patch(model, include=include)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "include 'mlp' is the name of none of the 2 MLPs\n"
+        "  where: the nearest: model.layers.0.mlp, model.layers.1.mlp\n"
+        "  expected: a module's full name, as named_modules() gives it; * stands for any"
+        " characters, dots too, and ? for one\n"
+        '  remedy: include="model.layers.*.mlp"'
+    )
+    assert not gateup.patched(model)
+
+
+def test_a_pattern_on_a_module_without_a_name() -> None:
+    with pytest.raises(UsageError, match="leave include out"):
+        gateup.patch(build("llama").model.layers[0].mlp, include="mlp")
+
+
+def test_a_pattern_that_names_only_what_cannot_be_patched_says_why() -> None:
+    model = build("llama")
+    model.model.layers[0].mlp.forward = lambda x: x
+    with pytest.raises(UsageError) as caught:
+        gateup.patch(model, include="*.0.mlp")
+    assert "under *.0.mlp" in str(caught.value)
+    assert "its forward was replaced by" in str(caught.value)
+    assert "does not name it" not in str(caught.value)
+
+
+# I of TINY's families, gate and up apart, in one, stacked and interleaved.
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_budget_below_one_token_is_refused_while_patching(
+    family: str, dtype: torch.dtype
+) -> None:
+    model = build(family).to(dtype)
+    with pytest.raises(UsageError, match=r"budget is 1 bytes, one token needs (\d+)") as caught:
+        gateup.patch(model, options=MLPOptions(budget=1))
+    assert not gateup.patched(model)
+    assert str(caught.value.where).startswith("model.layers.")
+    least = int(str(caught.value.what).split()[-1])
+    with pytest.raises(UsageError, match="one token needs"):
+        gateup.patch(model, options=MLPOptions(budget=least - 1))
+    gateup.patch(model, options=MLPOptions(budget=least), quiet=True)
+    logits(model)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +304,26 @@ def test_patching_again_changes_the_options() -> None:
     assert [f.options.save for f in forwards(model)] == ["input", "input"]
     gateup.unpatch(model)
     assert not forwards(model)
+
+
+def test_patched_tells_what_runs_now() -> None:
+    model = build("llama")
+    names = ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert gateup.patched(model) == {}
+    options = MLPOptions(save="input", tile=4)
+    gateup.patch(model, options=options, quiet=True)
+    other = copy.deepcopy(model)
+    other.load_state_dict(build("llama").state_dict())
+    assert gateup.patched(model) == gateup.patched(other) == dict.fromkeys(names, options)
+    gateup.patch(other, include="*.0.mlp", quiet=True)
+    assert gateup.patched(other) == {names[0]: MLPOptions(), names[1]: options}
+    assert gateup.unpatch(other.model.layers[0]) == ("mlp",)
+    assert gateup.patched(other) == {names[1]: options}
+    assert list(gateup.patched(model)) == names
+    assert gateup.unpatch(model) == tuple(names)
+    assert not gateup.patched(model)
+    with pytest.raises(UsageError, match="the model is of type str"):
+        gateup.patched("SmolLM2")
 
 
 def test_hooks_on_the_mlp_and_on_its_projections_fire() -> None:

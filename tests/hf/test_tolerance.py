@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -118,7 +119,8 @@ def test_the_rule_refuses_another_activation(family: str, monkeypatch: Any) -> N
 def test_the_rule_refuses_gate_and_up_exchanged(family: str, monkeypatch: Any) -> None:
     words = {"concat": "concat_up_first", "interleaved": "interleaved_up_first"}
     for module in ("gated_mlp", "moe"):
-        monkeypatch.setattr(f"gateup.ops.{module}.word", lambda layout: words[word(layout)])
+        home = import_module(f"gateup.ops.{module}")
+        monkeypatch.setattr(home, "word", lambda layout: words[word(layout)])
     with pytest.raises(AssertionError, match="error"):
         compare(family, MLPOptions(save="gate_up"))
 

@@ -287,3 +287,26 @@ def test_bad_arguments_are_refused():
         GatedMLP("8", 4)
     with pytest.raises(UsageError, match="x has"):
         GatedMLP(H, WIDTH)(torch.randn(2, H + 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"options": "input"}, "options is of type str"),
+        ({"options": MLPOptions(budget=799)}, "budget is 799 bytes, one token needs 800"),
+        ({"dtype": torch.int8}, "dtype is torch.int8"),
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
+        ({"act": None}, "activation None is not known"),
+    ],
+)
+def test_what_could_not_run_is_refused_where_it_is_made(wrong, words):
+    with pytest.raises(UsageError, match=words):
+        GatedMLP(16, 100, **{"dtype": torch.bfloat16, **wrong})
+
+
+def test_a_budget_counts_the_dtype_that_was_read():
+    options = MLPOptions(budget=800)
+    tensors = GatedMLP(16, 100, dtype=torch.bfloat16).to_state_dict()
+    assert GatedMLP.from_state_dict(tensors, options=options).options is options
+    with pytest.raises(UsageError, match="one token needs 1600"):
+        GatedMLP.from_state_dict({n: t.float() for n, t in tensors.items()}, options=options)

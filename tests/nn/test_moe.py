@@ -366,3 +366,14 @@ def test_bad_arguments_are_refused():
     with pytest.raises(UsageError, match=r"x has shape \(3, 31\)"):
         made(torch.randn(3, H - 1))
     assert "8 experts, act=silu" in repr(made)
+
+
+def test_what_could_not_run_is_refused_where_it_is_made():
+    for wrong, words in (
+        ({"options": MLPOptions(budget=1)}, "budget is 1 bytes, one token needs"),
+        ({"options": "input"}, "options is of type str"),
+        ({"combine": "all"}, "combine is 'all'"),
+        ({"dtype": torch.int8}, "dtype is torch.int8"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            MoE(H, MoESpec(E, 2, EXPERT), Routing(2), **wrong)

@@ -14,7 +14,12 @@ FAULTS = {
     "tile is -4": {"tile": -4},
     "tile is 2.5": {"tile": 2.5},
     "tile is True": {"tile": True},
+    "tile is '64'\n  expected: a whole number of tokens, 1 or more": {"tile": "64"},
     "budget is 0": {"budget": 0},
+    "budget is True": {"budget": True},
+    "budget is 1000000.0\n  expected: a whole number of bytes, 1 or more": {"budget": 1e6},
+    "rounding is ['hf']": {"rounding": ["hf"]},
+    "save is None": {"save": None},
     "both tile (8) and budget (4096) are given": {"tile": 8, "budget": 4096},
 }
 
@@ -45,5 +50,10 @@ def test_tile_size(options, size):
 
 
 def test_a_budget_below_one_token_is_refused_with_both_numbers():
-    with pytest.raises(UsageError, match="budget is 799 bytes, one token needs 800"):
+    with pytest.raises(UsageError) as caught:
         MLPOptions(budget=799).tile_size(100, 2)
+    assert str(caught.value) == (
+        "budget is 799 bytes, one token needs 800\n"
+        "  expected: at least 800 (4 intermediates × 100 × 2 bytes), and n times that for n tokens"
+        " at a time"
+    )

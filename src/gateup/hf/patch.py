@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from types import MethodType
 from typing import Any
 
 from torch import nn
 
 from gateup.errors import UsageError
+from gateup.hf.budget import refuse_too_small
 from gateup.hf.experts import ApplyGate
 from gateup.hf.forward import FORWARDS, SLOTS, Forward
+from gateup.hf.include import names, patterns, refuse_unmatched
 from gateup.hf.report import Left, Patched, PatchReport
 from gateup.hf.table import ROWS, Row, act_of, gates_as_declared, row_of
-from gateup.ops.options import MLPOptions
+from gateup.ops.options import MLPOptions, checked
 
 # What an MLP's class tends to be called, and what a gated one tends to hold.
 _LOOKS = re.compile(r"MLP|Mlp|FFN|FeedForward|GLU|Experts")
 _PARTS = ("gate_proj", "up_proj", "gate_up_proj")
+NOT_NAMED = "include does not name it"
 
 
 def patch(
@@ -36,43 +38,55 @@ def patch(
     """Run every gated MLP of `model` that gateup knows through gateup's ops.
 
     options  rounding, what backward keeps, tiling; default: transformers' bits, untiled
-    include  names of modules to patch, with * and ? ("model.layers.1?.mlp"); default: all
+    include  full names of modules to patch, with * for any characters (dots too) and ? for one:
+             "model.layers.1?.mlp", or several; default: all
     quiet    do not print the report
 
-    Patching again changes the options; `unpatch` takes it back. Raises UsageError when nothing
-    was patched: a model without a gated MLP, or an `include` that matches none.
+    Patching again changes the options; `unpatch` takes it back; `patched` tells. Raises
+    UsageError, with nothing changed, when nothing would be patched (no gated MLP, or a name in
+    `include` that none has) and for a budget that holds not even one token of some module.
     """
-    options = MLPOptions() if options is None else options
-    if not isinstance(options, MLPOptions):
-        raise UsageError(
-            f"options is of type {type(options).__name__}", expected="gateup.ops.options.MLPOptions"
-        )
-    patterns = _patterns(include)
-    patched: list[Patched] = []
+    options = MLPOptions() if options is None else checked(options)
+    given = patterns(include)
+    candidates = tuple(_candidates(model))
+    refuse_unmatched(given, [name for name, _ in candidates])
+    chosen: list[tuple[str, nn.Module, Row, str]] = []
     left: list[Left] = []
-    for name, module in _candidates(model):
+    for name, module in candidates:
         row = row_of(module)
-        why = _why_not(module, row, options, name, patterns)
-        if row is None or why is not None:
-            left.append(Left(name, type(module).__name__, why or ""))
-            continue
-        act, why = act_of(module, row, options)
-        if act is None:
+        act, why = _act(module, row, options, name, given)
+        if row is None or act is None:
             left.append(Left(name, type(module).__name__, why))
-            continue
+        else:
+            chosen.append((name, module, row, act))
+    done = tuple(Patched(name, row.cls, act, row.words) for name, _, row, act in chosen)
+    report = PatchReport(done, _not_around(left, done), options)
+    if not done:
+        raise _nothing(model, report, given)
+    refuse_too_small(((name, module, row) for name, module, row, _ in chosen), options)
+    for _, module, row, act in chosen:
         _install(module, row, act, options)
-        patched.append(Patched(name, row.cls, act, row.words))
-    report = PatchReport(tuple(patched), _not_around(left, patched), options)
-    if not patched:
-        raise _nothing(model, report, patterns)
     if not quiet:
         print(report)
     return report
 
 
+def patched(model: nn.Module) -> dict[str, MLPOptions]:
+    """The options of every module that runs gateup's ops now, by name; empty where none does.
+
+    Read from the modules themselves, so copies, loaded weights and single modules that were
+    unpatched are told as they are.
+    """
+    found = ((name, module, _slot(module)) for name, module in _modules(model))
+    return {name: m.__dict__[slot].options for name, m, slot in found if slot is not None}
+
+
 def unpatch(model: nn.Module) -> tuple[str, ...]:
-    """Give every patched module its own forward back; their names, none if none was patched."""
-    names = []
+    """Give every patched module its own forward back; returns their names, () if none was patched.
+
+    `model` may be a single module or a part of the model: what lies outside stays patched.
+    """
+    undone = []
     for name, module in _modules(model):
         slot = _slot(module)
         if slot is None:
@@ -82,8 +96,8 @@ def unpatch(model: nn.Module) -> tuple[str, ...]:
         else:
             module.__dict__[slot] = MethodType(type(module).forward, module)
         module.__dict__.pop("_apply_gate", None)
-        names.append(name)
-    return tuple(names)
+        undone.append(name)
+    return tuple(undone)
 
 
 def _install(module: nn.Module, row: Row, act: str, options: MLPOptions) -> None:
@@ -99,15 +113,25 @@ def _slot(module: nn.Module) -> str | None:
     return next(found, None)
 
 
+def _act(
+    module: nn.Module, row: Row | None, options: MLPOptions, name: str, given: tuple[str, ...]
+) -> tuple[str | None, str]:
+    """(activation, "") of a module to be patched, or (None, why it is not)."""
+    why = _why_not(module, row, options, name, given)
+    if row is None or why is not None:
+        return None, why or ""
+    return act_of(module, row, options)
+
+
 def _why_not(
-    module: nn.Module, row: Row | None, options: MLPOptions, name: str, patterns: tuple[str, ...]
+    module: nn.Module, row: Row | None, options: MLPOptions, name: str, given: tuple[str, ...]
 ) -> str | None:
     if row is None:
         if any(hasattr(module, part) for part in _PARTS):
             return f"{type(module).__module__} is not in gateup's table of gated MLPs"
         return "it has no gate"
-    if patterns and not any(fnmatchcase(name, p) for p in patterns):
-        return "include does not name it"
+    if not names(name, given):
+        return NOT_NAMED
     other = _other_forward(module)
     if other:
         return f"its forward was replaced by {other}"
@@ -156,9 +180,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _not_around(left: list[Left], patched: list[Patched]) -> tuple[Left, ...]:
+def _not_around(left: list[Left], done: tuple[Patched, ...]) -> tuple[Left, ...]:
     """Without those that merely contain a module that was patched or is listed itself."""
-    inner = [p.name for p in patched] + [x.name for x in left]
+    inner = [p.name for p in done] + [x.name for x in left]
 
     def contains(outer: str) -> bool:
         start = f"{outer}." if outer else ""
@@ -167,24 +191,13 @@ def _not_around(left: list[Left], patched: list[Patched]) -> tuple[Left, ...]:
     return tuple(entry for entry in left if not contains(entry.name))
 
 
-def _patterns(include: str | Iterable[str] | None) -> tuple[str, ...]:
-    if include is None:
-        return ()
-    patterns = (include,) if isinstance(include, str) else include
-    given = tuple(patterns) if isinstance(patterns, Iterable) else ()
-    if not given or not all(isinstance(p, str) for p in given):
-        raise UsageError(
-            f"include is {include!r}", expected="a module's name or several, with * and ?"
-        )
-    return given
-
-
-def _nothing(model: nn.Module, report: PatchReport, patterns: tuple[str, ...]) -> UsageError:
+def _nothing(model: nn.Module, report: PatchReport, given: tuple[str, ...]) -> UsageError:
     what = f"no gated MLP was patched in {type(model).__name__}"
-    if patterns:
-        what += f" under {', '.join(patterns)}"
-    seen = "; ".join(f"{x.name or 'the model'} ({x})" for x in report.left[:3])
-    more = len(report.left) - 3
+    if given:
+        what += f" under {', '.join(given)}"
+    left = [x for x in report.left if names(x.name, given)]
+    seen = "; ".join(f"{x.name or 'the model'} ({x})" for x in left[:3])
+    more = len(left) - 3
     return UsageError(
         what,
         where=(seen + (f"; and {more} more" if more > 0 else "")) or "nothing in it looks like one",

@@ -14,10 +14,11 @@ from gateup.nn.linear import QuantLinear
 from gateup.nn.merging import Fused, Merge, When, faster, fuse, refuse_if_held
 from gateup.nn.projections import in_blocks, parameters_of
 from gateup.ops.activations import activation
+from gateup.ops.arguments import refuse_dtype
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.layouts import CONCAT
 from gateup.ops.modular import gated_mlp_modules
-from gateup.ops.options import MLPOptions
+from gateup.ops.options import MLPOptions, checked
 from gateup.ops.packed import PackedWeight
 
 _DEFAULT = MLPOptions()
@@ -31,7 +32,8 @@ class GatedMLP(nn.Module):
     While they stay plain, one op computes all; a projection that was replaced, sharded, hooked or
     adapted is called as the module it is, with the same saving and tiling.
 
-    Raises UsageError for an unknown activation or a size below 1.
+    Raises UsageError for an unknown activation, a size below 1, a dtype that it cannot compute in,
+    and a budget that holds not even one token.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class GatedMLP(nn.Module):
             whole = isinstance(size, int) and not isinstance(size, bool)
             if not whole or size < 1:
                 raise UsageError(f"{name} is {size!r}", expected="a whole number, 1 or more")
+        refuse_dtype(dtype)
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        self.act, self.options = activation(act).name, options
+        self.act, self.options = activation(act).name, checked(options)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+        options.tile_size(intermediate_size, self.gate_proj.weight.dtype.itemsize)
         self._fused: Fused | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,7 +173,7 @@ class GatedMLP(nn.Module):
                 f"gate is {list(gate.shape)}, up {list(up.shape)}, down {list(down.shape)}",
                 expected="[I, H], [I, H] and [H, I]",
             )
-        module = cls(gate.k, gate.n, act, options=options, device="meta")
+        module = cls(gate.k, gate.n, act, options=options, device="meta", dtype=dtype)
         for name, w in zip(names.PROJECTIONS, (gate, up, down), strict=True):
             setattr(module, name, QuantLinear(w, dtype=dtype))
         return module
@@ -193,7 +197,8 @@ class GatedMLP(nn.Module):
         """
         found = names.read(tensors, prefix, dialect)
         width, hidden = found["gate_proj.weight"].shape
-        module = cls(hidden, width, act, bias=True, options=options, device="meta")
+        dtype = found["gate_proj.weight"].dtype
+        module = cls(hidden, width, act, bias=True, options=options, device="meta", dtype=dtype)
         for projection in names.PROJECTIONS:
             linear = getattr(module, projection)
             linear.weight = nn.Parameter(found[f"{projection}.weight"].detach())

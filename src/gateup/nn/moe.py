@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from gateup.errors import UsageError
 from gateup.model.spec import GatedMLPSpec, MoESpec
 from gateup.nn.gated_mlp import GatedMLP
 from gateup.ops.activations import activation
+from gateup.ops.arguments import refuse_dtype
 from gateup.ops.moe import STACKED, Combine, ExpertWeights, moe, word_of
-from gateup.ops.options import MLPOptions
+from gateup.ops.options import MLPOptions, checked
 from gateup.ops.routing import Routing, route
 
 _DEFAULT = MLPOptions()
@@ -92,7 +93,10 @@ class Experts(nn.Module):
         E, H, width = num_experts, hidden_size, expert.intermediate_size
         split = expert.layout.form == "split"
         self.layout = STACKED if split else replace(expert.layout, stacked=True)
-        self.act, self.options, self.combine = activation(expert.act).name, options, combine
+        self.act, self.options = activation(expert.act).name, checked(options)
+        if combine not in get_args(Combine):
+            raise UsageError(f"combine is {combine!r}", expected='"slots" or "experts"')
+        self.combine = combine
         word_of(self.layout)
         out_in = self.layout.orientation == "out_in"
         gate_up, down = ((2 * width, H), (H, width)) if out_in else ((H, 2 * width), (width, H))
@@ -100,6 +104,7 @@ class Experts(nn.Module):
         self.down_proj = _parameter((E, *down), width, place)
         self.gate_up_proj_bias = _parameter((E, 2 * width), 0, place) if expert.bias else None
         self.down_proj_bias = _parameter((E, H), 0, place) if expert.bias else None
+        options.tile_size(width, self.down_proj.dtype.itemsize)
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """x [T, H]; index, weights [T, k] -> [T, H]"""
@@ -147,6 +152,7 @@ class MoE(nn.Module):
                 f"the spec's top_k is {spec.top_k}, the routing's {routing.top_k}",
                 expected="one number",
             )
+        refuse_dtype(dtype)
         place, count = Placement(device, dtype), spec.num_experts
         self.hidden_size = hidden_size
         self.gate = Router(hidden_size, count, routing, bias=spec.router_bias, place=place)

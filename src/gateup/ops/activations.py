@@ -179,7 +179,7 @@ ACTIVATIONS: Mapping[str, Act] = MappingProxyType(
 
 def activation(name: str) -> Act:
     """The activation called `name`; UsageError for one that is not known."""
-    found = ACTIVATIONS.get(name)
+    found = ACTIVATIONS.get(name) if isinstance(name, str) else None
     if found is None:
         raise UsageError(
             f"activation {name!r} is not known", expected="one of " + ", ".join(ACTIVATIONS)

@@ -21,6 +21,14 @@ def are_tensors(**given: object) -> None:
             raise UsageError(f"{name} is of type {type(value).__name__}", expected="a torch.Tensor")
 
 
+def refuse_dtype(dtype: object) -> None:
+    """UsageError for a dtype to be made that the ops do not compute in; None is torch's default."""
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(
+            f"dtype is {dtype!r}", expected="one of " + ", ".join(str(d) for d in DTYPES)
+        )
+
+
 def floating(name: str, tensor: Tensor) -> None:
     """UsageError unless `tensor` is strided and of a dtype the ops compute in."""
     if tensor.layout is not torch.strided:

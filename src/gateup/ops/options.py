@@ -36,12 +36,13 @@ class MLPOptions:
             raise UsageError(f"rounding is {self.rounding!r}", expected='"hf" or "wide"')
         if self.save not in get_args(Save):
             raise UsageError(f"save is {self.save!r}", expected='"all", "gate_up" or "input"')
-        for name in ("tile", "budget"):
+        for name, unit in (("tile", "tokens"), ("budget", "bytes")):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UsageError(f"{name} is {value!r}", expected="a whole number, 1 or more")
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}", expected="a whole number, 1 or more")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not whole or value < 1):
+                raise UsageError(
+                    f"{name} is {value!r}", expected=f"a whole number of {unit}, 1 or more"
+                )
         if self.tile is not None and self.budget is not None:
             raise UsageError(
                 f"both tile ({self.tile}) and budget ({self.budget}) are given",
@@ -57,9 +58,11 @@ class MLPOptions:
             return None if self.tile is None else min(self.tile, _MOST)
         per_token = self.transient(intermediate_size, itemsize)
         if self.budget < per_token:
+            parts = f"4 intermediates × {intermediate_size} × {per_token // 4 // intermediate_size}"
             raise UsageError(
                 f"budget is {self.budget} bytes, one token needs {per_token}",
-                expected=f"at least {per_token}",
+                expected=f"at least {per_token} ({parts} bytes), and n times that for n tokens"
+                " at a time",
             )
         return min(self.budget // max(1, per_token), _MOST)
 
@@ -75,3 +78,12 @@ class MLPOptions:
         last two: 4 buffers of width I alive at once; in float32 when rounding is "wide".
         """
         return 4 * intermediate_size * (max(itemsize, 4) if self.rounding == "wide" else itemsize)
+
+
+def checked(options: object) -> MLPOptions:
+    """`options` itself; UsageError when it is something else."""
+    if not isinstance(options, MLPOptions):
+        raise UsageError(
+            f"options is of type {type(options).__name__}", expected="gateup.ops.MLPOptions(...)"
+        )
+    return options
