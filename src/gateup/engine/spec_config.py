@@ -15,7 +15,8 @@ from gateup.engine.rope import RopeScope, rope_config
 from gateup.errors import UnknownArchitectureError
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.config import Config
-from gateup.model.families.gemma import GEMMA_27B_LAYERS
+from gateup.model.families.gemma import GEMMA2_SOFTCAPS, GEMMA_27B_LAYERS
+from gateup.model.gguf_rope import gguf_rope_scaling
 from gateup.model.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec
 
 
@@ -62,7 +63,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(),
     "qwen3": Family(),
     "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, query_scalar=True, softcaps=(50.0, 30.0)),
+    "gemma2": replace(_GEMMA, query_scalar=True, softcaps=GEMMA2_SOFTCAPS),
     "gemma3_text": _GEMMA3,
     "gemma3": _GEMMA3,
     "phi3": Family(eps=1e-5, original=4096),
@@ -132,7 +133,6 @@ _GGUF_KEYS = {
     "attention.scale": "attention_multiplier",
     "rope.dimension_count": "rotary_dim",
     "rope.freq_base_swa": "rope_local_base_freq",
-    "rope.scale_linear": "rope_scale_linear",
 }
 
 
@@ -145,28 +145,10 @@ def _config(checkpoint: Checkpoint) -> Config:
             value = checkpoint.metadata.get(f"{arch}.{key}")
             if value is not None:
                 values[name] = value
-        values["rope_scaling"] = _gguf_scaling(checkpoint.metadata, str(arch))
+        metadata = Config(checkpoint.metadata, str(checkpoint.path))
+        values["rope_scaling"] = gguf_rope_scaling(metadata, str(arch))
         values.setdefault("rope_theta", 1e4)  # llama.cpp's default, whatever the family
     return Config(values, str(checkpoint.path))
-
-
-def _gguf_scaling(metadata: Mapping[str, Any], arch: str) -> dict[str, Any] | None:
-    """rope_scaling as the metadata has it. Llama 3's and Phi-3's are in tensors instead."""
-    head = f"{arch}.rope.scaling."
-    kind = metadata.get(head + "type")
-    linear = metadata.get(f"{arch}.rope.scale_linear")  # older files
-    if kind in (None, "none") and linear is not None:
-        return {"rope_type": "linear", "factor": linear}
-    if kind in (None, "none", "longrope"):
-        return None
-    found = {
-        "rope_type": kind,
-        "factor": metadata.get(head + "factor"),
-        "original_max_position_embeddings": metadata.get(head + "original_context_length"),
-        "beta_fast": metadata.get(head + "yarn_beta_fast"),
-        "beta_slow": metadata.get(head + "yarn_beta_slow"),
-    }
-    return {k: v for k, v in found.items() if v is not None}
 
 
 def _softcaps(cfg: Config, family: Family) -> tuple[float | None, float | None]:

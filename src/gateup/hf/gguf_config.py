@@ -12,7 +12,8 @@ from typing import Any
 from gateup.errors import ConfigError, InputError
 from gateup.files.checkpoint import Checkpoint
 from gateup.model.config import Config
-from gateup.model.families.gemma import GEMMA_27B_LAYERS
+from gateup.model.families.gemma import GEMMA2_SOFTCAPS, GEMMA_27B_LAYERS
+from gateup.model.gguf_rope import gguf_rope_scaling
 
 Numbers = Callable[[str], "list[float]"]
 
@@ -20,8 +21,8 @@ Numbers = Callable[[str], "list[float]"]
 # default); by model_type [source: llama.cpp's loaders of these architectures].
 _CAPS: Mapping[str, Mapping[str, tuple[str, float | None]]] = {
     "gemma2": {
-        "attn_logit_softcapping": ("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": ("final_logit_softcapping", 30.0),
+        "attn_logit_softcapping": ("attn_logit_softcapping", GEMMA2_SOFTCAPS[0]),
+        "final_logit_softcapping": ("final_logit_softcapping", GEMMA2_SOFTCAPS[1]),
     },
     "gemma3_text": {"final_logit_softcapping": ("final_logit_softcapping", None)},
 }
@@ -38,8 +39,7 @@ def config_of(checkpoint: Checkpoint, numbers: Numbers) -> dict[str, Any]:
     """Keyword arguments of transformers' config, "model_type" among them.
 
     numbers  the values of a small float32 tensor of the file, by its name
-    Raises ConfigError naming the metadata key at fault, InputError for rotary scaling that
-    transformers does not have.
+    Raises ConfigError naming the metadata key at fault.
     """
     spec, where = checkpoint.spec, str(checkpoint.path)
     cfg, arch = Config(checkpoint.metadata, where), checkpoint.metadata["general.architecture"]
@@ -106,31 +106,10 @@ def _rope(
 def _scaling(
     cfg: Config, arch: str, spec_config: Mapping[str, Any], numbers: Numbers
 ) -> dict[str, Any] | None:
-    prefix = f"{arch}.rope.scaling."
     said = spec_config.get("rope_scaling") or {}
     if said.get("rope_type") == "longrope":
-        return _longrope(cfg, prefix, numbers)
-    type_ = cfg.text(prefix + "type", default="none")
-    factor = cfg.number(prefix + "factor", f"{arch}.rope.scale_linear", default=None)
-    if type_ == "none" and not factor:
-        return None
-    if type_ in ("none", "linear"):
-        return {"rope_type": "linear", "factor": factor} if factor and factor != 1.0 else None
-    if type_ == "yarn" and factor:
-        out = {"rope_type": "yarn", "factor": factor}
-        original = cfg.integer(prefix + "original_context_length", default=None, high=1 << 40)
-        optional = {
-            "original_max_position_embeddings": original,
-            "attention_factor": cfg.number(prefix + "attn_factor", default=None),
-            "beta_fast": cfg.number(prefix + "yarn_beta_fast", default=None),
-            "beta_slow": cfg.number(prefix + "yarn_beta_slow", default=None),
-        }
-        return out | {key: value for key, value in optional.items() if value is not None}
-    raise InputError(
-        f"rotary scaling {type_!r} with factor {factor} is not one that can be computed here",
-        where=f"{cfg.where}, key {prefix}type",
-        expected="none, linear or yarn with a factor, or tables of factors",
-    )
+        return _longrope(cfg, f"{arch}.rope.scaling.", numbers)
+    return gguf_rope_scaling(cfg, arch)
 
 
 def _longrope(cfg: Config, prefix: str, numbers: Numbers) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from gateup.model.spec import Activation, ModelSpec, TensorSpec
 # Layers of the two Gemmas of 27 billion: their query_pre_attn_scalar is hidden_size / num_heads,
 # which no GGUF key says; every other size has head_dim. [source: llama.cpp, which goes by the same]
 GEMMA_27B_LAYERS: Mapping[str, int] = {"gemma2": 46, "gemma3_text": 62}
+# attn_logit_softcapping and final_logit_softcapping of Gemma 2 where nobody says. [source: the
+# config class of transformers; llama.cpp]
+GEMMA2_SOFTCAPS = (50.0, 30.0)
 
 SANDWICH_NAMES = HUB_NAMES | with_bias(
     {
