@@ -224,3 +224,104 @@ def test_one_rank_and_a_width_that_no_rank_divides_are_not_its_matter(
     described: Make, tp: int
 ) -> None:
     assert ranks(described(fused_llama(11008), tp=tp)) == []
+
+
+# ---- names exchanged, or tensors turned ----------------------------------------------------------
+
+
+def exchange(tensors: dict[str, tuple[int, ...]], a: str, b: str, layers: Any = None) -> None:
+    """Each of two tensors under the other's name, biases too."""
+    for name in list(tensors):
+        if f".{a}." in name and (layers is None or any(f".{i}." in name for i in layers)):
+            other = name.replace(f".{a}.", f".{b}.")
+            tensors[name], tensors[other] = tensors[other], tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "witness"),
+    [("gate_proj", "down_proj", "up_proj"), ("up_proj", "down_proj", "gate_proj")],
+)
+def test_names_exchanged_are_no_transposition(
+    tmp_path: Path,
+    write: Make,
+    tensors_of: Make,
+    tiny: Config,
+    only: Make,
+    a: str,
+    b: str,
+    witness: str,
+) -> None:
+    tensors = tensors_of(tiny)
+    exchange(tensors, a, b)
+    report = check(write(tmp_path / "m", tiny, tensors))
+    f = only(report.findings, "layout.exchanged")
+    assert (f.severity, f.numbers) == ("error", {"pairs": 3, "sure": "yes"})
+    assert f.title == (
+        f"{a} and {b} have each other's shape in layers 0-2: their names were exchanged"
+    )
+    assert f"{witness} lies as described: nothing was turned" in f.cause
+    assert f"exchange the names {a} and {b} in layers 0-2" in f.remedy
+    assert "Do not transpose" in f.remedy
+    assert {x.rule for x in report.findings if x.severity != "note"} == {"layout.exchanged"}
+
+
+def test_the_same_in_attention_and_in_experts(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, converted: Config, only: Make
+) -> None:
+    config = {**tiny, "head_dim": 32, "num_key_value_heads": 1}
+    for a, b, why in (("q_proj", "o_proj", "k_proj lies as"), ("q_proj", "k_proj", "no turning")):
+        tensors = tensors_of(config)
+        exchange(tensors, a, b)
+        f = only(check(write(tmp_path / (a + b), config, tensors)).findings, "layout.exchanged")
+        assert why in f.cause
+        assert "--deep" not in f.remedy
+    config = converted["mixtral"]["config"]
+    tensors = tensors_of(config)
+    exchange(tensors, "w2", "w3")
+    f = only(check(write(tmp_path / "moe", config, tensors)).findings, "layout.exchanged")
+    assert f.title.startswith("w3 and w2 have") or f.title.startswith("w2 and w3 have")
+
+
+def test_one_layer_alone_cannot_tell(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    tensors = tensors_of(tiny)
+    exchange(tensors, "gate_proj", "down_proj", [1])
+    f = only(check(write(tmp_path / "m", tiny, tensors)).findings, "layout.exchanged")
+    assert f.title.endswith("in layer 1: exchanged or transposed")
+    assert f.cause.startswith("Cannot tell")
+    assert "up_proj lies as described, which makes the names likelier" in f.cause
+    assert "or transpose both" in f.remedy
+
+
+def test_without_a_third_matrix_biases_tell(
+    tmp_path: Path, write: Make, tensors_of: Make, converted: Config, only: Make
+) -> None:
+    config = converted["gpt2"]["config"]
+    tensors = tensors_of(config)
+    exchange(tensors, "mlp.c_fc", "mlp.c_proj")
+    report = check(write(tmp_path / "names", config, tensors))
+    f = only(report.findings, "layout.exchanged")
+    assert "their biases have changed places too" in f.cause
+    assert {x.rule for x in report.findings if x.severity != "note"} == {"layout.exchanged"}
+    tensors = tensors_of(config)
+    for name, shape in tensors.items():
+        if ".mlp." in name and len(shape) == 2:
+            tensors[name] = shape[::-1]
+    report = check(write(tmp_path / "turned", config, tensors))
+    assert only(report.findings, "layout.transposed").numbers["tensors"] == 6
+    assert not [x for x in report.findings if x.rule == "layout.exchanged"]
+
+
+def test_a_whole_layer_or_a_single_tensor_is_turned(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    for name, stems in (("mlp", ("gate_proj", "up_proj", "down_proj")), ("one", ("up_proj",))):
+        tensors = tensors_of(tiny)
+        for key, shape in tensors.items():
+            if any(f".{s}." in key for s in stems) and (name == "mlp" or ".1." in key):
+                tensors[key] = shape[::-1]
+        report = check(write(tmp_path / name, tiny, tensors))
+        found = only(report.findings, "layout.transposed").numbers["tensors"]
+        assert found == (9 if name == "mlp" else 1)
+        assert not [x for x in report.findings if x.rule == "layout.exchanged"]

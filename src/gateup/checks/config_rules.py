@@ -11,7 +11,14 @@ from gateup.checks.context import Context
 from gateup.checks.edits import Edit
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rule import rule
-from gateup.checks.shapes import Width, Wrong, odd_widths, shard_degree, wrong_shapes
+from gateup.checks.shapes import (
+    Width,
+    Wrong,
+    exchanges,
+    odd_widths,
+    shard_degree,
+    wrong_shapes,
+)
 from gateup.checks.words import in_layers
 from gateup.files.gguf import Skipped
 from gateup.files.header import many
@@ -245,6 +252,7 @@ def shape(context: Context) -> Iterable[Finding]:
     if shard_degree(context, wrongs):
         return
     claimed = {w.tensor.name for o in odd_widths(context, wrongs) for w in o.tensors}
+    claimed.update(*(e.claims for e in exchanges(context, wrong_shapes(context))))
     left = [w for w in wrongs if w.tensor.name not in claimed]
     if not left:
         return

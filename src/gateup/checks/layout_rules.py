@@ -8,7 +8,8 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.fused import FUSED, fused_layers, stem_of
 from gateup.checks.rule import rule
-from gateup.checks.shapes import shard_degree, wrong_shapes
+from gateup.checks.shapes import Exchange, exchanges, shard_degree, wrong_shapes
+from gateup.checks.words import in_layers
 from gateup.files.header import TensorHeader, many
 from gateup.model.layout import GateUpLayout
 from gateup.model.spec import GatedMLPSpec, LayerSpec, MoESpec
@@ -176,7 +177,9 @@ def transposed(context: Context) -> Iterable[Finding]:
     Example: gpt-oss's down_proj is [32, 2880, 2880], square, and says nothing; gate_up_proj as
     [32, 5760, 2880] instead of [32, 2880, 5760] shows that all were turned.
     """
-    turned = [w for w in wrong_shapes(context) if w.transposed]
+    wrongs = wrong_shapes(context)
+    claimed: set[str] = set().union(*(e.claims for e in exchanges(context, wrongs)))
+    turned = [w for w in wrongs if w.transposed and w.tensor.name not in claimed]
     if not turned:
         return
     square = [
@@ -203,6 +206,74 @@ def transposed(context: Context) -> Iterable[Finding]:
             f", and look at the {len(square):,} square ones, which cannot show it" if square else ""
         ),
         {"tensors": len(turned), "square": len(square)},
+    )
+
+
+@rule("layout.exchanged", "Each tensor bears its own name", needs=["headers"])
+def exchanged(context: Context) -> Iterable[Finding]:
+    """gate is [I, H] and down is [H, I]: under each other's names both look transposed, and turning
+    them would put down's numbers where gate's belong. What tells the two faults apart is what else
+    would have been turned: up, or the biases, or attention's narrow matrices.
+
+    Example: a converter took w1, w2, w3 for gate, up, down. up_proj is [4096, 11008] and down_proj
+    [11008, 4096] in every layer, gate_proj is as described: the two have each other's tensor.
+    Meta's order is w1 gate, w3 up, w2 down.
+
+    Where one layer alone has it, or nothing else in the layer could tell, both readings fit.
+    """
+    groups: dict[tuple[tuple[str, str], str], list[Exchange]] = {}
+    for e in exchanges(context, wrong_shapes(context)):
+        groups.setdefault((e.names, e.sure), []).append(e)
+    for (names, sure), found in groups.items():
+        yield _exchanged(context, names, sure == "sure", found)
+
+
+def _exchanged(
+    context: Context, names: tuple[str, str], sure: bool, found: list[Exchange]
+) -> Finding:
+    a, b = names
+    layers = in_layers({e.first.row.layer or 0 for e in found})
+    pairs = [w for e in found for w in (e.first, e.second)]
+    rename = f"exchange the names {a} and {b} in {layers}; the values stay as they are"
+    gated = {"gate", "up", "down"} >= {
+        w.row.role.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") for w in pairs
+    }
+    also = (
+        ". Gate and up have one shape: whether they are right then, --deep tells from a text"
+        if gated
+        else ""
+    )
+    witness = found[0].witness
+    if sure:
+        cause = f"Each has the shape of the other, and {witness}: nothing was turned."
+        remedy = f"{rename}. Do not transpose them{also}"
+    else:
+        likelier = f"; {witness}, which makes the names likelier" if witness else ""
+        cause = (
+            "Cannot tell: both the names exchanged and both tensors transposed give these shapes"
+            f"{likelier}."
+        )
+        remedy = (
+            f"compare one row with the source's; then {rename}, or transpose both. The wrong one of"
+            " the two loads as well, and computes garbage"
+        )
+    title = f"{a} and {b} have each other's shape in {layers}"
+    return Finding(
+        "layout.exchanged",
+        "error",
+        f"{title}: their names were exchanged" if sure else f"{title}: exchanged or transposed",
+        tuple(
+            Evidence(
+                w.tensor.name,
+                str(list(w.tensor.shape)),
+                str(list(w.expected)),
+                context.source("config"),
+            )
+            for w in pairs
+        ),
+        cause,
+        remedy,
+        {"pairs": len(found), "sure": "yes" if sure else "no"},
     )
 
 

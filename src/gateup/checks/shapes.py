@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Literal, NamedTuple
 
 from gateup.checks.context import Context
 from gateup.files.header import TensorHeader
@@ -138,3 +139,130 @@ def shard_degree(context: Context, wrongs: Sequence[Wrong]) -> int | None:
         return None
     degree = factors.pop()
     return degree if degree > 1 else None
+
+
+BIASES = "their biases have changed places too"
+
+
+class Exchange(NamedTuple):
+    """Two tensors of one module, each of which has the shape described for the other.
+
+    sure     that their names were exchanged: "sure"; that, or both were turned: "either"
+    witness  what tells, or a sibling that lies as described; "" where nothing does
+    """
+
+    first: Wrong
+    second: Wrong
+    sure: Literal["sure", "either"]
+    witness: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return leaf(self.first.tensor.name), leaf(self.second.tensor.name)
+
+    @property
+    def claims(self) -> set[str]:
+        """Names of the tensors that the exchange explains."""
+        pair = {self.first.tensor.name, self.second.tensor.name}
+        if self.witness != BIASES:
+            return pair
+        return pair | {n.removesuffix(".weight") + ".bias" for n in pair}
+
+
+def leaf(name: str) -> str:
+    """ "model.layers.0.mlp.gate_proj.weight" -> "gate_proj"."""
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+
+
+def _module(name: str) -> tuple[str, str]:
+    """ "model.layers.0.mlp.gate_proj.bias" -> ("model.layers.0.mlp", "bias")."""
+    kind = "bias" if name.endswith(".bias") else "weight"
+    return name.removesuffix(f".{kind}").rpartition(".")[0], kind
+
+
+def exchanges(context: Context, wrongs: Sequence[Wrong]) -> list[Exchange]:
+    """Pairs whose names were exchanged, as far as shapes tell that from two turned tensors.
+
+    gate [I, H] and down [H, I] are each other's mirror image, so one layer's two wrong shapes fit
+    both readings. What tells: a third matrix of the module, which a converter would have turned
+    too; biases, which go with the names and have nothing to turn; more than one layer of it.
+    """
+    groups: dict[tuple[str, str], list[Wrong]] = {}
+    for w in wrongs:
+        if w.row.layer is not None and not w.empty:
+            groups.setdefault(_module(w.tensor.canonical or ""), []).append(w)
+    pairs = {
+        key: [
+            (a, b)
+            for a, b in combinations(group, 2)
+            if a.tensor.shape == b.expected and b.tensor.shape == a.expected
+        ]
+        for key, group in groups.items()
+        if len(group) < 9  # no module has more matrices
+    }
+    if not any(pairs.values()):
+        return []
+    present = _present(context)
+    found = []
+    for (module, kind), candidates in pairs.items():
+        if kind == "weight" and candidates:
+            found += _told(groups, module, candidates, present)
+    if len(found) == 1 and context.spec.num_layers > 1 and found[0].first.transposed:
+        return [found[0]._replace(sure="sure" if found[0].witness == BIASES else "either")]
+    return found
+
+
+def _present(context: Context) -> Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]:
+    """Module -> (canonical name, shape) of its tensors in the files."""
+    out: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for t in context.checkpoint.headers:
+        if t.canonical is not None:
+            out.setdefault(_module(t.canonical)[0], []).append((t.canonical, t.shape))
+    return out
+
+
+def _told(
+    groups: Mapping[tuple[str, str], Sequence[Wrong]],
+    module: str,
+    candidates: Sequence[tuple[Wrong, Wrong]],
+    present: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]],
+) -> list[Exchange]:
+    """The pairs of one module that are exchanges, and how sure that is."""
+    wrong = {w.tensor.canonical for w in groups[module, "weight"]}
+    turned = sum(w.transposed for w in groups[module, "weight"])
+    biases = {w.tensor.canonical for w in groups.get((module, "bias"), ())}
+    here = dict(present.get(module, ()))
+    out = []
+    for a, b in candidates:
+        if not (a.transposed and b.transposed):
+            out.append(Exchange(a, b, "sure", "no turning gives these shapes"))
+            continue
+        stems = [str(w.tensor.canonical).removesuffix(".weight") + ".bias" for w in (a, b)]
+        shapes = {here.get(s) for s in stems}
+        if None not in shapes and len(shapes) == 2:
+            if biases >= set(stems):
+                out.append(Exchange(a, b, "sure", BIASES))
+            continue  # biases that fit their names: the weights were turned
+        if turned > 2:
+            continue  # the module's other matrices were turned as well
+        right = [
+            name
+            for name, shape in here.items()
+            if name not in wrong and len(shape) >= 2 and shape[-1] != shape[-2]
+        ]
+        if right:
+            out.append(Exchange(a, b, "sure", f"{leaf(right[0])} lies as described"))
+        elif not _turned_elsewhere(groups, a):
+            out.append(Exchange(a, b, "either", ""))
+    return out
+
+
+def _turned_elsewhere(groups: Mapping[tuple[str, str], Sequence[Wrong]], near: Wrong) -> bool:
+    """Whether a matrix of another module of the layer lies the other way round."""
+    layer, part = near.row.layer, near.row.part
+    return any(
+        w.transposed
+        for group in groups.values()
+        for w in group
+        if w.row.layer == layer and w.row.part != part
+    )
