@@ -75,7 +75,8 @@ def patched(model: nn.Module) -> dict[str, MLPOptions]:
     """The options of every module that runs gateup's ops now, by name; empty where none does.
 
     Read from the modules themselves, so copies, loaded weights and single modules that were
-    unpatched are told as they are.
+    unpatched are told as they are. Modules spread by `gateup.parallel` are not among them, and
+    `unpatch` leaves those alone too.
     """
     found = ((name, module, _slot(module)) for name, module in _modules(model))
     return {name: m.__dict__[slot].options for name, m, slot in found if slot is not None}
