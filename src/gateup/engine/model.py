@@ -72,12 +72,16 @@ class TorchDecoder:
             a = attention(x, (cache.keys[i], cache.values[i]), rows, past, turns)
             x = self._add(x, a, w.attention_post_norm)
             h = rms_norm(x, w.mlp_norm, self.config.norm_eps)
-            x = self._add(x, _mlp(h, layer, w.mlp), w.mlp_post_norm)
+            x = self._add(x, self._mlp(i, h, w.mlp), w.mlp_post_norm)
         for r in rows:
             cache.lengths[r] += T
         x = x if every else x.view(B, T, -1)[:, -1]
         logits = self._head(x)
         return logits.view(B, T, -1) if every else logits
+
+    def _mlp(self, i: int, x: torch.Tensor, w: MLPWeights | MoEWeights) -> torch.Tensor:
+        """Layer i's MLP, [N, H] → [N, H]."""
+        return _mlp(x, self.config.layers[i], w)
 
     def _add(
         self, x: torch.Tensor, branch: torch.Tensor, norm: torch.Tensor | None

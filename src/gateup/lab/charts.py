@@ -7,6 +7,8 @@ know which one it stands on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
+from math import ceil, floor, log10
 from typing import Any
 
 from gateup.lab.style import BOTH, GREY, GRID
@@ -159,3 +161,118 @@ def mark(x: float, y: float, label: str, place: str) -> Figure:
         "marker": {"size": 9, "color": GREY, "line": {"color": "#fff", "width": 1}},
         "hoverinfo": "skip",
     }
+
+
+def heat(
+    values: Sequence[Sequence[float]],
+    texts: Sequence[Sequence[str]],
+    *,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    scale: tuple[float, float],
+    chosen: tuple[int, int] | None,
+) -> Figure:
+    """Rows of values above 0 as colours by their logarithm; what is 0 has none.
+
+    texts   what a cell shows when it is pointed at
+    scale   the values of the first and the last colour, which bound all of `values`
+    chosen  (column, row) of the cell with a frame
+    """
+    low, high = (log10(v) for v in scale)
+    powers = list(range(ceil(low), floor(high) + 1))
+    axis = {"color": GREY, "tickfont": {"size": 10}, "fixedrange": True, "automargin": True}
+    axis |= {"zeroline": False, "showgrid": False}
+    shapes = []
+    if chosen is not None:
+        column, row = chosen
+        sides = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        shapes = [{"type": "rect", **sides, "line": {"color": "#e8731e", "width": 2.5}}]
+    return {
+        "data": [
+            {
+                "type": "heatmap",
+                "z": [[log10(v) if v > 0 else None for v in row] for row in values],
+                "text": [list(row) for row in texts],
+                "hovertemplate": "%{text}<extra></extra>",
+                "zmin": low,
+                "zmax": high,
+                "colorscale": "Cividis",
+                "colorbar": {
+                    "tickvals": powers,
+                    "ticktext": [f"{10.0**p:g}" for p in powers],
+                    "tickfont": {"color": GREY, "size": 10},
+                    "thickness": 10,
+                    "outlinewidth": 0,
+                    "len": 1,
+                },
+            }
+        ],
+        "layout": {
+            "margin": {"l": 36, "r": 0, "t": 8, "b": 36},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": GREY, "size": 11},
+            "xaxis": {**axis, **x},
+            "yaxis": {**axis, **y},
+            "shapes": shapes,
+        },
+        "config": CONFIG,
+    }
+
+
+def paired_bars(
+    labels: Sequence[str], series: Sequence[tuple[str, int, Sequence[float]]], title: str
+) -> Figure:
+    """Shares, one group of bars for each label, on an axis from 0 to 1 whatever they are.
+
+    series: (name, colour's index, a share for each label); the first stands above
+    """
+    count = len(labels)
+    axis = {"color": GREY, "tickfont": {"size": 11}, "fixedrange": True, "automargin": True}
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": list(range(count)),
+                "x": list(shares),
+                "text": [f"{100 * share:.2f} %" for share in shares],
+                "textposition": "outside",
+                "textfont": {"color": GREY, "size": 10},
+                "cliponaxis": False,
+                "hoverinfo": "skip",
+                "marker": {"color": colour(index)},
+            }
+            for name, index, shares in series
+        ],
+        "layout": {
+            "margin": {"l": 40, "r": 48, "t": 8, "b": 40},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": GREY, "size": 11},
+            "showlegend": False,
+            "barmode": "group",
+            "bargap": 0.25,
+            "xaxis": {
+                **axis,
+                "gridcolor": GRID,
+                "range": [0, 1],
+                "tickformat": ".0%",
+                "title": {"text": title},
+            },
+            "yaxis": {
+                **axis,
+                "autorange": "reversed",
+                "tickvals": list(range(count)),
+                "ticktext": list(labels),
+            },
+        },
+        "config": CONFIG,
+    }
+
+
+def harmless(label: str, most: int = 40) -> str:
+    """A text as a chart's label: cut, and without what Plotly would take for markup."""
+    cut = label if len(label) <= most else label[: most - 1] + "…"
+    return escape(cut).replace("$", "＄")  # a dollar sign begins a formula

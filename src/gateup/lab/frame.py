@@ -16,6 +16,7 @@ from nicegui import background_tasks, ui
 from nicegui.element import Element
 
 from gateup.errors import GateupError
+from gateup.lab.errors import LabError
 from gateup.lab.models import Models
 from gateup.lab.registry import Page, available
 from gateup.lab.state import Choice, Param, State
@@ -127,7 +128,9 @@ class Frame:
     def href(self, path: str, **changes: str) -> str:
         """A link that keeps language, theme and model."""
         query = {**self._asked, **changes}
-        if "model" in self.state.values and self.state["model"] != self.models.default:
+        if "model" in self.state.values and (
+            self.state["model"] != self.state.param("model").default
+        ):
             query.setdefault("model", self.state["model"])
         return path + (f"?{urlencode(query, safe=':/,')}" if query else "")
 
@@ -188,9 +191,15 @@ class Frame:
 
     def error_html(self, error: GateupError) -> str:
         """What is wrong, where, what was expected and what to do."""
-        lines = [error.what]
-        for label in ("where", "expected", "remedy"):
-            value = getattr(error, label)
+        what, remedy = error.what, error.remedy
+        if isinstance(error, LabError):
+            what, remedy = error.said(self.language)
+        lines = [what]
+        for label, value in (
+            ("where", error.where),
+            ("expected", error.expected),
+            ("remedy", remedy),
+        ):
             if value:
                 lines.append(f"{self.around[label]}: {value}")
         body = escape("\n".join(lines))
@@ -224,11 +233,15 @@ class Frame:
         self.state.read(dict(parse_qsl(search.lstrip("?"))))
         changed = {k for k, v in self.state.values.items() if v != before[k]}
         for name in changed & self._controls.keys():
-            control, show = self._controls[name]
-            control.value = show(self.state[name])
-            self._label(name)
+            self.show(name)
         self._last = (0.0, "")
         self._schedule(changed)
+
+    def show(self, name: str) -> None:
+        """Let a parameter's control show its value."""
+        control, place = self._controls[name]
+        control.value = place(self.state[name])
+        self._label(name)
 
     def _schedule(self, names: set[str]) -> None:
         self._changed |= names

@@ -50,6 +50,12 @@ class Models:
             out[DEMO] = f"{DEMO} (GGUF)"
         return out | {name: name for name in presets.PRESETS}
 
+    def runnable(self) -> dict[str, str]:
+        """Those of `labels` that have weights: one's own where it has, and the demo model."""
+        named = self._opened.get(NAMED)
+        kept = {DEMO} if named is None or not named.headers else {NAMED, DEMO}
+        return {key: label for key, label in self.labels().items() if key in kept}
+
     def knows(self, key: str) -> bool:
         return key in self._opened or key in self._uploads or key in self.labels()
 

@@ -37,6 +37,7 @@ PAGES: tuple[Page, ...] = (
     Page("context"),
     Page("memory"),
     Page("split"),
+    Page("neurons"),
     Page("exercises"),
     Page("handbook", needs="gateup.lab.handbook"),
 )

@@ -7,6 +7,7 @@ is typed by hand, and shared between versions.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -100,6 +101,41 @@ class Flag:
 
     def write(self, value: Any) -> str:
         return "1" if value else "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line of text. What is too long is taken up to `room`, so that the page can say so."""
+
+    name: str
+    default: str
+    room: int = 4 * MAX_TEXT
+
+    def read(self, text: str) -> str:
+        return text[: self.room] if text.isprintable() else self.default
+
+    def write(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Up to `most` pairs of whole numbers in order, as "3:120,5:7"; what is none is left out."""
+
+    name: str
+    most: int
+    default: tuple[tuple[int, int], ...] = ()
+
+    def read(self, text: str) -> tuple[tuple[int, int], ...]:
+        found = {(int(a), int(b)) for a, b in _PAIR.findall(text)}
+        return tuple(sorted(found)[: self.most])
+
+    def write(self, value: Any) -> str:
+        return ",".join(f"{a}:{b}" for a, b in value)
+
+
+# At most 9 digits: numbers that any part of the lab can hold.
+_PAIR = re.compile(r"(?<![0-9:])([0-9]{1,9}):([0-9]{1,9})(?![0-9:])")
 
 
 @dataclass
