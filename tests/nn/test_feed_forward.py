@@ -159,6 +159,13 @@ def test_float64_is_computed_in_float64():
 def test_bad_arguments_are_refused():
     with pytest.raises(UsageError, match="style is 'layernorm'"):
         RMSNorm(H, style="layernorm")
+    for size in (0, True, "32"):
+        with pytest.raises(UsageError, match=f"hidden_size is {size!r}"):
+            RMSNorm(size)
+    with pytest.raises(UsageError, match="mlp is None"):
+        FeedForward(None, RMSNorm(H))
+    with pytest.raises(UsageError, match="post_norm is 'rms'"):
+        FeedForward(RMSNorm(H), None, post_norm="rms")
     with pytest.raises(UsageError, match=r"x has shape \(2, 31\)"):
         RMSNorm(H)(torch.randn(2, H - 1))
     assert "eps=1e-06, style=gemma" in repr(RMSNorm(H, style="gemma"))

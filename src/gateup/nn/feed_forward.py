@@ -31,6 +31,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         if style not in get_args(Style):
             raise UsageError(f"style is {style!r}", expected="one of " + ", ".join(get_args(Style)))
+        whole = isinstance(hidden_size, int) and not isinstance(hidden_size, bool)
+        if not whole or hidden_size < 1:
+            raise UsageError(
+                f"hidden_size is {hidden_size!r}", expected="a whole number, 1 or more"
+            )
         start = torch.zeros if style == "gemma" else torch.ones
         self.weight = nn.Parameter(start(hidden_size, device=device, dtype=dtype))
         self.eps, self.style = eps, style
@@ -71,6 +76,9 @@ class FeedForward(nn.Module):
         residual_multiplier: float = 1.0,
     ) -> None:
         super().__init__()
+        for name, part in (("mlp", mlp), ("norm", norm), ("post_norm", post_norm)):
+            if not isinstance(part, nn.Module) and (part is not None or name == "mlp"):
+                raise UsageError(f"{name} is {part!r}", expected="a torch.nn.Module")
         self.norm, self.mlp, self.post_norm = norm, mlp, post_norm
         self.residual_multiplier = residual_multiplier
 

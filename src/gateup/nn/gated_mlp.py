@@ -115,7 +115,7 @@ class GatedMLP(nn.Module):
         """
         if when not in ("always", "auto"):
             raise UsageError(f"when is {when!r}", expected='"always" or "auto"')
-        if not isinstance(tokens, int) or tokens < 1:
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
             raise UsageError(f"tokens is {tokens!r}", expected="a whole number, 1 or more")
         refuse_if_held(self.gate_proj, self.up_proj)
         if self._fused is not None:

@@ -5,7 +5,7 @@ Computed in float32 and rounded once to the inputs' dtype, whichever backend ser
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from gateup.errors import UsageError
 from gateup.model.layout import GateUpLayout
 from gateup.ops import composed, dispatch
 from gateup.ops.activations import activation
-from gateup.ops.arguments import floating, same, twice_differentiated
+from gateup.ops.arguments import are_tensors, floating, same, twice_differentiated
 from gateup.ops.layouts import CONCAT, even_width, halves, word
 from gateup.ops.options import Rounding
 from gateup.ops.rows import flat
@@ -28,6 +28,7 @@ def act_and_mul(gate_up: Tensor, *, act: str = "silu", layout: GateUpLayout = CO
     tensor, or a tensor that is not floating point.
     """
     activation(act)
+    are_tensors(gate_up=gate_up)
     floating("gate_up", gate_up)
     if gate_up.dim() == 0:
         raise UsageError("gate_up is a single number", expected="shape [..., 2·I]")
@@ -49,6 +50,9 @@ def act_and_mul_split(
     for tensors that are not floating point.
     """
     activation(act)
+    are_tensors(gate=gate, up=up)
+    if rounding not in get_args(Rounding):
+        raise UsageError(f"rounding is {rounding!r}", expected='"hf" or "wide"')
     floating("gate", gate)
     same("up", up, "gate", gate)
     if gate.shape != up.shape:

@@ -41,6 +41,8 @@ def gated_mlp(
     tensor is not floating point, or for an unknown activation.
     """
     activation(act)
+    if not isinstance(weights, Weights):
+        weights = _weights(weights)
     gate, up, down, gate_bias, up_bias, down_bias = weights
     are_tensors(x=x, gate=gate, up=up, down=down)
     hidden = gate.shape[-1] if gate.dim() == 2 else 0
@@ -57,6 +59,16 @@ def gated_mlp(
     )
     operands = Operands(gate, up, down, gate_bias, up_bias, down_bias)
     return mlp(x, operands, "split", act, options)
+
+
+def _weights(given: object) -> Weights:
+    """A tuple in their order as Weights; UsageError for anything else."""
+    if not isinstance(given, tuple) or not 3 <= len(given) <= len(Weights._fields):
+        raise UsageError(
+            f"weights is of type {type(given).__name__}",
+            expected="gateup.ops.Weights(gate, up, down), biases after them",
+        )
+    return Weights(*given)
 
 
 def gated_mlp_fused(

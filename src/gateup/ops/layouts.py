@@ -21,6 +21,11 @@ FUSED = tuple(_WORDS.values())
 
 def word(layout: GateUpLayout) -> str:
     """The layout's word; UsageError for one that is not of a single fused tensor."""
+    if not isinstance(layout, GateUpLayout):
+        raise UsageError(
+            f"layout is {layout!r}",
+            expected='a gateup.ops.GateUpLayout, such as GateUpLayout("concat")',
+        )
     found = _WORDS.get((layout.form, layout.order))
     if found is None or layout.stacked:
         raise UsageError(

@@ -19,7 +19,7 @@ from gateup.ops.arguments import once
 from gateup.ops.kernel import Call, Keep
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.operands import Kept, Needs, Operands
-from gateup.ops.options import MLPOptions
+from gateup.ops.options import MLPOptions, checked
 from gateup.ops.tracing import differentiable, traced, transformed
 
 
@@ -28,7 +28,7 @@ def mlp(x: Tensor, operands: Operands, form: str, act: str, options: MLPOptions)
 
     Nothing is kept for a gradient that nobody asked for: of frozen weights, or of a frozen x.
     """
-    keep = keep_for(x, operands, options.save)
+    keep = keep_for(x, operands, checked(options).save)
     dtype, wide = autocast_dtype(x), options.rounding == "wide"
     tile = options.tile_size(operands.width, (dtype or x.dtype).itemsize) or 0
     if transformed():

@@ -15,7 +15,7 @@ from gateup.errors import UsageError
 from gateup.model.layout import GateUpLayout
 from gateup.ops.act_and_mul import act_and_mul_split
 from gateup.ops.activations import activation
-from gateup.ops.arguments import floating
+from gateup.ops.arguments import are_tensors, floating
 from gateup.ops.layouts import CONCAT, even_width, halves, word
 from gateup.ops.mlp_ops import autocast_dtype
 from gateup.ops.options import MLPOptions, Rounding
@@ -63,6 +63,7 @@ def _run(
     x: Tensor, body: nn.Module, act: str, first: nn.Module, name: str, options: MLPOptions
 ) -> Tensor:
     activation(act)
+    are_tensors(x=x)
     floating("x", x)
     tile = _tile(x, first, name, options)
     if tile is None and (options.save != "input" or not torch.is_grad_enabled()):

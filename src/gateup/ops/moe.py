@@ -29,7 +29,7 @@ from gateup.ops.arguments import (
 from gateup.ops.experts import Bank, How, Kept, Needs, empty_gradients, empty_kept
 from gateup.ops.layouts import even_width, halves, word
 from gateup.ops.mlp_ops import autocasts
-from gateup.ops.options import MLPOptions
+from gateup.ops.options import MLPOptions, checked
 
 STACKED = GateUpLayout(form="concat", stacked=True)
 _DEFAULT = MLPOptions()
@@ -80,6 +80,12 @@ def moe(
     Raises UsageError for tensors that do not fit, by name and with their shapes, and where
     torch.func or forward mode differentiates.
     """
+    checked(options)
+    if not isinstance(experts, ExpertWeights):
+        raise UsageError(
+            f"experts is of type {type(experts).__name__}",
+            expected="gateup.ops.ExpertWeights(gate_up, down)",
+        )
     refuse_transforms("moe", x, weights, *experts[:4])
     width = _check(x, index, weights, experts, act)
     if combine not in get_args(Combine):
