@@ -104,3 +104,54 @@ def test_eight_bit_floats_and_integers() -> None:
         assert scanning.readable(header._replace(type=kind, shape=(4, 32))) is read
     nan = torch.tensor([[0.0, float("nan")]]).to(torch.float8_e4m3fn).view(torch.uint8)
     assert bool(torch.isnan(nan.view(scanning._FLOAT8["f8_e4m3"]).to(torch.float32))[0, 1])
+
+
+@pytest.mark.parametrize(("spoilt", "unequal"), [((), 0), ((3,), 1), ((0, 9, 10), 3)])
+def test_a_second_head_is_compared_with_the_embedding(
+    tied: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoilt: tuple[int, ...],
+    unequal: int,
+) -> None:
+    monkeypatch.setattr(scanning, "STEP", 200)  # parts of four rows
+
+    def spoil(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        for row in spoilt:
+            tensors["lm_head.weight"][row, 1] += 0.25
+
+    folder = edited(tied, tmp_path / "m", spoil)
+    report = gateup.check(folder, deep=True)
+    found = next(f for f in report.findings if f.rule == "config.tied")
+    assert found.numbers["unequal_rows"] == unequal
+    assert found.severity == ("error" if unequal else "warning")
+    if unequal:
+        assert "by 0.25 at most" in found.evidence[1].found
+    # What transformers makes of it, by its own word.
+    import transformers
+
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is (unequal == 0)
+
+
+def test_a_head_that_is_no_number(tied: Path, tmp_path: Path) -> None:
+    def spoil(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][2, 2] = float("nan")
+        tensors["lm_head.weight"][-1] += 1
+
+    context = gateup.check(edited(tied, tmp_path / "m", spoil), deep=True).context
+    assert context is not None
+    assert context.scan is not None
+    assert context.scan.head is not None
+    assert context.scan.head.unequal == 2
+    assert context.scan.head.largest != context.scan.head.largest  # NaN
+
+
+def test_a_tied_model_without_a_head_has_nothing_to_compare(tied: Path) -> None:
+    report = gateup.check(tied, deep=True)
+    assert report.context is not None
+    assert report.context.scan is not None
+    assert report.context.scan.head is None
+    assert not [f for f in report.findings if f.rule == "config.tied"]

@@ -43,15 +43,32 @@ class QuietRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondHead:
+    """A head that is stored although the config ties it to the embedding [V, H].
+
+    rows     V
+    unequal  rows with another value than the embedding's
+    largest  the largest difference of two values; nan where one of them is no number
+    """
+
+    name: str
+    rows: int
+    unequal: int
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
 class WeightScan:
     """Every tensor of the files, read once.
 
     tensors  how many were read; integers (packed codes, positions) have nothing to find
+    head     compared with the embedding, where it should not be there
     """
 
     tensors: int
     not_finite: tuple[NotFinite, ...] = ()
     quiet: tuple[QuietRows, ...] = ()
+    head: SecondHead | None = None
 
 
 @dataclass(frozen=True, slots=True)

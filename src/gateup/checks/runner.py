@@ -24,6 +24,7 @@ from gateup.checks import (
     tensor_rules,
     trainer_rules,
     trainer_size_rules,
+    vocab_rules,
 )
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Finding
@@ -53,6 +54,7 @@ MODULES = (
     tensor_rules,
     trainer_rules,
     trainer_size_rules,
+    vocab_rules,
 )
 RULES: tuple[Rule, ...] = rules_of(MODULES)
 

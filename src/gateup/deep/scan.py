@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from gateup.checks.measured import NotFinite, QuietRows, WeightScan
+from gateup.checks.measured import NotFinite, QuietRows, SecondHead, WeightScan
 from gateup.engine.loading import Progress
 from gateup.files.checkpoint import Checkpoint
 from gateup.files.header import TensorHeader
@@ -67,7 +67,27 @@ def scan(
         done += header.nbytes
         if progress is not None:
             progress(done, total)
-    return WeightScan(read, tuple(bad), tuple(quiet.found()))
+    return WeightScan(read, tuple(bad), tuple(quiet.found()), _second_head(checkpoint, files))
+
+
+def _second_head(checkpoint: Checkpoint, files: TensorFiles) -> SecondHead | None:
+    """The head that the config says is the embedding, compared with it; None without one, or where
+    the two cannot be compared."""
+    heads = [t for m in checkpoint.mismatches if m.kind == "head" for t in m.tensors]
+    rows = {r.name for r in checkpoint.spec.rows if r.role == "embed_tokens"}
+    tables = [h for h in checkpoint.headers if h.canonical in rows]
+    if len(heads) != 1 or len(tables) != 1 or heads[0].shape != tables[0].shape:
+        return None
+    if not (readable(heads[0]) and readable(tables[0])):
+        return None
+    unequal, largest = 0, 0.0
+    for (_, a), (_, b) in zip(_parts(heads[0], files), _parts(tables[0], files), strict=True):
+        apart = (a != b).any(1)
+        unequal += int(apart.sum())
+        if bool(apart.any()):
+            top = float((a - b).abs().max())
+            largest = top if not top <= largest else largest  # NaN counts as larger
+    return SecondHead(heads[0].name, heads[0].shape[0], unequal, largest)
 
 
 def readable(header: TensorHeader) -> bool:
