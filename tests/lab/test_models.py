@@ -74,3 +74,11 @@ def test_the_limit_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         Models().upload("c.json", b" " * (2 << 20))
     assert caught.value.expected == "at most 1,048,576"
+
+
+def test_what_has_weights_can_be_run(tmp_path: Path) -> None:
+    assert set(Models().runnable()) <= {"smollm2"}
+    (tmp_path / "config.json").write_bytes(_bytes())
+    named = Models(str(tmp_path))
+    assert NAMED in named.labels()
+    assert NAMED not in named.runnable()

@@ -58,13 +58,17 @@ class Loaded:
 
 
 class Held:
-    """Lends the model, to one thread at a time."""
+    """Lends the model, to one thread at a time.
+
+    idle   seconds after the last use until it is given back
+    timer  of that
+    """
 
     def __init__(self, idle: float = IDLE) -> None:
         self.idle = idle
         self.loaded: Loaded | None = None
         self._lock = Lock()
-        self._timer: Timer | None = None
+        self.timer: Timer | None = None
 
     @contextmanager
     def use(self, checkpoint: Checkpoint) -> Iterator[Loaded]:
@@ -73,22 +77,30 @@ class Held:
         Raises GateupError where it cannot be run, does not fit or has layers of experts.
         """
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._wait_no_more()
             try:
                 if self.loaded is None or self.loaded.checkpoint is not checkpoint:
                     self.loaded = None
                     self.loaded = _load(checkpoint)
                 yield self.loaded
             finally:
-                self._timer = Timer(self.idle, self.release)
-                self._timer.daemon = True
-                self._timer.start()
+                self.timer = Timer(self.idle, self.release)
+                self.timer.daemon = True
+                self.timer.start()
 
     def release(self) -> None:
         """Give the memory back; waits for who uses it."""
         with self._lock:
             self.loaded = None
+
+    def close(self) -> None:
+        """Give it back now, and wait for nothing more."""
+        self._wait_no_more()
+        self.release()
+
+    def _wait_no_more(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 def _load(checkpoint: Checkpoint) -> Loaded:

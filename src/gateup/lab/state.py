@@ -127,15 +127,16 @@ class Pairs:
     default: tuple[tuple[int, int], ...] = ()
 
     def read(self, text: str) -> tuple[tuple[int, int], ...]:
-        found = {(int(a), int(b)) for a, b in _PAIR.findall(text)}
-        return tuple(sorted(found)[: self.most])
+        found = (_PAIR.fullmatch(part) for part in text.split(","))
+        pairs = {(int(pair[1]), int(pair[2])) for pair in found if pair}
+        return tuple(sorted(pairs)[: self.most])
 
     def write(self, value: Any) -> str:
         return ",".join(f"{a}:{b}" for a, b in value)
 
 
 # At most 9 digits: numbers that any part of the lab can hold.
-_PAIR = re.compile(r"(?<![0-9:])([0-9]{1,9}):([0-9]{1,9})(?![0-9:])")
+_PAIR = re.compile(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*")
 
 
 @dataclass

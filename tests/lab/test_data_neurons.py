@@ -1,0 +1,252 @@
+"""The Neurons page's numbers against transformers on the demo model; what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gateup.account.report import units
+from gateup.engine import loading
+from gateup.engine.loading import load
+from gateup.engine.weights import MLPWeights
+from gateup.files.checkpoint import Checkpoint, open_model
+from gateup.lab import charts, held
+from gateup.lab import data_neurons as data
+from gateup.lab.data_neurons import Ask, look
+from gateup.lab.errors import LabError
+from gateup.lab.held import MAX_TOKENS, Held
+from gateup.ops.packed import dequantise, pack
+
+TEXT = "The capital of France is"
+OFF = ((10, 815), (29, 385), (29, 1512))
+# The kernels take an activation as two int8 numbers: in steps of 2^-15 of a block's largest. After
+# 30 layers that is 3e-4 of a layer's strongest neuron and 2e-4 of a probability; one int8 number
+# instead would be 0.12 and 0.03.
+H_ERROR, P_ERROR = 1e-3, 5e-4
+
+
+@pytest.fixture(scope="module")
+def demo(smollm2_gguf: Path) -> Checkpoint:
+    return open_model(smollm2_gguf)
+
+
+@pytest.fixture(scope="module")
+def lent(demo: Checkpoint) -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def oracle(demo: Checkpoint) -> LlamaForCausalLM:
+    """transformers' own Llama, on the file's weights in float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "pack", lambda *args, **_: pack(*args, native=False))
+        w = load(demo, MAX_TOKENS).weights
+    state = {"model.embed_tokens.weight": dequantise(w.embed), "model.norm.weight": w.norm}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    for i, layer in enumerate(w.layers):
+        head = f"model.layers.{i}."
+        assert isinstance(layer.mlp, MLPWeights)
+        for part in "qkvo":
+            state[f"{head}self_attn.{part}_proj.weight"] = dequantise(getattr(layer, part))
+        for part in ("gate", "up", "down"):
+            state[f"{head}mlp.{part}_proj.weight"] = dequantise(getattr(layer.mlp, part))
+        state[head + "input_layernorm.weight"] = layer.input_norm
+        state[head + "post_attention_layernorm.weight"] = layer.mlp_norm
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval()
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model
+
+
+def theirs(model: LlamaForCausalLM, ids: list[int]) -> tuple[list[Tensor], Tensor]:
+    """(h of each layer [T, I], next-token probabilities [T, V])."""
+    hidden: list[Tensor] = []
+    hooks = [
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: hidden.append(args[0][0]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return hidden, logits.softmax(-1)
+
+
+def test_the_demo_model_s_neurons_are_those_of_transformers(
+    demo: Checkpoint, lent: Held, oracle: LlamaForCausalLM
+) -> None:
+    with lent.use(demo) as loaded:
+        ids = loaded.tokenizer.encode(TEXT)
+    view = look(demo, Ask(TEXT, layer=20, off=OFF), lent)
+    assert view.tokens == ("The", "␣capital", "␣of", "␣France", "␣is")
+    assert (view.layers, view.width, view.act) == (30, 1536, "silu")
+    hidden, before = theirs(oracle, ids)
+    for i, h in enumerate(hidden):
+        peaks = h.abs().amax(-1)
+        assert torch.allclose(torch.tensor(view.peaks[i]), peaks, rtol=H_ERROR, atol=H_ERROR), i
+        top = float(peaks[-1])
+        for neuron, value in view.ranked[i]:
+            assert abs(value - float(h[-1, neuron])) < H_ERROR * top, (i, neuron)
+        least = abs(view.ranked[i][-1][1])
+        above = int((h[-1].abs() > least + 2 * H_ERROR * top).sum())
+        assert above < len(view.ranked[i])  # none stronger was left out
+    assert view.asked.neuron == view.ranked[20][0][0] == int(hidden[20][-1].abs().argmax())
+    kept = [oracle.model.layers[layer].mlp.down_proj.weight[:, j].clone() for layer, j in OFF]
+    with torch.no_grad():
+        for layer, j in OFF:
+            oracle.model.layers[layer].mlp.down_proj.weight[:, j] = 0
+        _, after = theirs(oracle, ids)
+        for (layer, j), column in zip(OFF, kept, strict=True):
+            oracle.model.layers[layer].mlp.down_proj.weight[:, j] = column
+    most = before[-1].maximum(after[-1]).topk(data.BARS).indices.tolist()
+    assert view.bars[0].token == "␣Paris"
+    for bar, i in zip(view.bars[:4], most, strict=False):
+        assert abs(bar.before - float(before[-1, i])) < P_ERROR
+        assert abs(bar.after - float(after[-1, i])) < P_ERROR
+    moved = float((before[-1] - after[-1]).abs().sum()) / 2
+    assert moved > 0.02
+    assert abs(view.change["moved"].value - moved) < P_ERROR
+
+
+def test_scores_are_the_column_through_norm_and_unembedding(
+    demo: Checkpoint, lent: Held, oracle: LlamaForCausalLM
+) -> None:
+    """Of transformers' matrices in float64; the last layer's share against a run without it."""
+    view = look(demo, Ask(TEXT, layer=29, neuron=511, position=4), lent)
+    with torch.no_grad():
+        column = oracle.model.layers[29].mlp.down_proj.weight[:, 511].double()
+        scores = oracle.lm_head.weight.double() @ (oracle.model.norm.weight.double() * column)
+        scores -= scores.mean()
+    size = view.figures["size"].value
+    for scored, found in (
+        (view.written.promoted, scores.topk(data.WORDS).values),
+        (view.written.suppressed, (-scores).topk(data.WORDS).values.neg()),
+    ):
+        for one, score in zip(scored, found.tolist(), strict=True):
+            assert one.score == pytest.approx(score, rel=1e-3)
+            assert one.here == pytest.approx(score * view.figures["h"].value / size, rel=1e-2)
+    figures = view.figures
+    assert figures["h"].value == pytest.approx(figures["act"].value * figures["b"].value, rel=1e-4)
+    assert figures["adds"].value == pytest.approx(
+        abs(figures["h"].value) * float(column.norm()), rel=1e-4
+    )
+    assert view.ranked[29][int(figures["rank"].value) - 1][0] == 511
+
+
+def test_the_first_layer_reads_the_words_themselves(demo: Checkpoint, lent: Held) -> None:
+    """Neuron 1297 of layer 0, strongest at "is", has "is" in its many forms in its gate row."""
+    view = look(demo, Ask(TEXT, layer=0), lent)
+    assert view.asked.neuron == 1297
+    words = {s.token.strip("␣").lower() for s in view.written.gate}
+    assert {"is", "was"} <= words
+    assert view.firing[0].neuron == 1297
+
+
+def test_what_the_model_has_not_becomes_what_it_has(demo: Checkpoint, lent: Held) -> None:
+    ask = Ask(TEXT, layer=300, position=99, neuron=10**8, off=((3, 1536), (30, 0), (3, 5)), top=5)
+    view = look(demo, ask, lent)
+    assert (view.asked.layer, view.asked.position) == (29, 4)
+    assert view.asked.neuron == view.ranked[29][0][0]
+    assert view.absent == ((3, 1536), (30, 0))
+    assert view.asked.off == ((3, 5),)
+    assert [len(row) for row in view.ranked] == [5] * 30
+
+
+def test_no_neuron_off_is_no_change(demo: Checkpoint, lent: Held) -> None:
+    view = look(demo, Ask(TEXT), lent)
+    assert all(bar.before == bar.after for bar in view.bars)
+    assert {f.value for f in view.change.values()} == {0.0}
+    assert sum(bar.before for bar in view.bars) < 1
+    assert units.tagged(view.change["moved"]) == "≈ 0.0 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("", "error.empty"), ("  ", "error.empty"), ("a" * 201, "error.long")],
+)
+def test_texts_are_bounded_before_anything_is_read(text: str, key: str) -> None:
+    nothing = Held()
+    with pytest.raises(LabError) as raised:
+        look(SimpleNamespace(), Ask(text), nothing)  # type: ignore[arg-type]
+    assert raised.value.key == key
+    assert nothing.loaded is None
+
+
+def test_too_many_tokens_are_said_in_both_languages(demo: Checkpoint, lent: Held) -> None:
+    with pytest.raises(LabError, match="65 tokens for this model; at most 64") as raised:
+        look(demo, Ask("1" * 65), lent)
+    assert raised.value.remedy == "a shorter text"
+    assert raised.value.said("zh") == ("对此模型，文本有 65 个 token；至多 64 个", "缩短文本")
+    assert len(look(demo, Ask("1" * 64), lent).tokens) == 64
+
+
+def test_one_model_at_a_time_given_back_when_idle(smollm2_gguf: Path) -> None:
+    first, second = open_model(smollm2_gguf), open_model(smollm2_gguf)
+    made = Held(idle=0.01)
+    with made.use(first) as loaded:
+        assert loaded.checkpoint is first
+    with made.use(second) as other:
+        assert other is not loaded
+        assert made.loaded is other
+    assert made.timer is not None
+    made.timer.join(10)
+    assert made.loaded is None
+
+
+def test_models_that_do_not_fit_or_have_experts_are_refused(
+    demo: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Held()
+    with pytest.raises(LabError, match=r"has experts \(layer 0\)"):
+        look(open_model("mixtral-8x7b"), Ask(TEXT), made)
+    monkeypatch.setattr(held, "probe", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(LabError, match=r"does not fit into memory: .* free are 1,000"):
+        look(demo, Ask(TEXT), made)
+    assert made.loaded is None
+    made.close()
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert held.missing() == ()
+    monkeypatch.setattr(held, "find_spec", lambda name: None if name == "torch" else object())
+    assert held.missing() == ("torch",)
+
+
+def test_colours_clip_nothing_and_bars_share_an_axis(demo: Checkpoint, lent: Held) -> None:
+    figure = charts.heat(
+        [[0.5, 2000.0], [0.0, 3.0]],
+        [["", ""], ["", ""]],
+        x={},
+        y={},
+        scale=(0.5, 2000.0),
+        chosen=None,
+    )
+    trace = figure["data"][0]
+    seen = [v for row in trace["z"] for v in row if v is not None]
+    assert (trace["zmin"], trace["zmax"]) == (min(seen), max(seen))
+    assert trace["z"][1][0] is None
+    assert trace["colorbar"]["ticktext"] == ["1", "10", "100", "1000"]
+    bars = charts.paired_bars(["a"], [("x", 0, [0.1]), ("y", 1, [0.9])], "p")
+    assert bars["layout"]["xaxis"]["range"] == [0, 1]
+    assert charts.harmless("<b>$x$", 5) == "&lt;b&gt;＄…"
