@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,36 @@ def _write(
     metadata = {"total_size": total if total_size is None else total_size}
     index = {"metadata": metadata, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def _adapter(
+    folder: Path,
+    config: Mapping[str, Any],
+    leaves: tuple[str, ...] = ("q_proj", "gate_proj"),
+    *,
+    layers: Iterable[int] | None = None,
+    rank: int = 4,
+    more: Tensors | None = None,
+    **settings: Any,
+) -> Path:
+    """A LoRA adapter on those modules of the model that `config` describes, zeros all through.
+
+    Settings go into adapter_config.json, and win over what suits the file.
+    """
+    spec = build_spec(config, where="test", name="test")
+    wanted = range(spec.num_layers) if layers is None else layers
+    tensors: Tensors = {}
+    for row in spec.rows:
+        module = row.name.removesuffix(".weight")
+        if module.rpartition(".")[2] in leaves and row.layer in wanted:
+            out, inp = row.shape
+            tensors[f"base_model.model.{module}.lora_A.weight"] = (rank, inp)
+            tensors[f"base_model.model.{module}.lora_B.weight"] = (out, rank)
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "target_modules": list(leaves)}
+    folder.mkdir(parents=True, exist_ok=True)
+    _safetensors(folder / "adapter_model.safetensors", tensors | (more or {}), "F32")
+    (folder / "adapter_config.json").write_text(json.dumps(values | settings))
     return folder
 
 
@@ -182,3 +212,9 @@ def tensors_of() -> Callable[..., Tensors]:
 def write() -> Callable[..., Path]:
     """(folder, config, tensors, dtype, shards, total_size) -> the folder with such a model."""
     return _write
+
+
+@pytest.fixture
+def write_adapter() -> Callable[..., Path]:
+    """(folder, config of its base, leaves, layers, rank, more tensors, settings) -> the folder."""
+    return _adapter

@@ -360,7 +360,7 @@ def test_a_module_that_was_to_be_saved_and_was_not(changed: Callable[..., CheckR
     f = one(
         changed(change=lambda t, c: c.update(modules_to_save=["lm_head"])), "adapter.vocabulary"
     )
-    assert f.severity == "warning"
+    assert f.severity == "error"
     assert f.title == "modules_to_save names lm_head, of which the file has nothing"
 
 

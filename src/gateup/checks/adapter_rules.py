@@ -10,16 +10,7 @@ from gateup.checks.adapter_layer_rules import replicated
 from gateup.checks.adapter_parts import Pair, pairs_of
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
-from gateup.checks.lora_targets import (
-    Match,
-    fused_in,
-    leaf_of,
-    leaves,
-    lora_params,
-    match_targets,
-    shown,
-    split_in,
-)
+from gateup.checks.lora_targets import fused_in, leaf_of, shown, split_in
 from gateup.checks.rule import rule
 from gateup.errors import UsageError
 from gateup.files.adapter import Adapter
@@ -281,105 +272,6 @@ def _to_fused(spec: ModelSpec, adapter: Adapter, pairs: Sequence[Pair], name: st
         f"Convert it exactly: A's stacked and B's block-diagonal on {name}, which makes rank "
         f"{n * r} and needs {alpha} to keep the scale. {API}.{how} does it.",
         {"modules": len(pairs), "rank": n * r, "alpha": n * adapter.alpha},
-    )
-
-
-@rule("adapter.targets", "Every LoRA target matches a module", needs=["adapter"])
-def targets(context: Context) -> Iterable[Finding]:
-    """PEFT matches a target by the end of a module's name and complains only when no target at all
-    matches: one without a hit is dropped in silence, and fewer weights train than were meant.
-
-    Example: Llama's names on LLaDA, whose output projection is attn_out and whose MLP is ff_proj
-    (gate), up_proj, ff_out (down).
-
-        target_modules: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
-        no hit: o_proj (attn_out), gate_proj (ff_proj), down_proj (ff_out)
-
-    The finding names the model's own module for each, and the parameters the right names add.
-    """
-    adapter, pairs = _adapter(context)
-    patterns = adapter.target_modules
-    if not patterns:
-        return
-    # Modules that are in the file were trained: of another base, which is another rule's matter.
-    trained = {p.leaf for p in pairs}
-    unmatched = [
-        m
-        for m in match_targets(context.spec, patterns)
-        if not m.modules and (m.fault or leaf_of(m.pattern) not in trained)
-    ]
-    if unmatched:
-        yield unmatched_targets(
-            "adapter.targets",
-            context,
-            match_targets(context.spec, patterns),
-            unmatched,
-            adapter.rank,
-            (context.source("adapter"), "target_modules"),
-        )
-
-
-def unmatched_targets(
-    rule_id: str,
-    context: Context,
-    matches: Sequence[Match],
-    unmatched: Sequence[Match],
-    rank: int,
-    place: tuple[str, str],
-) -> Finding:
-    """The finding for targets without a hit. place: (file, field)."""
-    spec = context.spec
-    if unmatched[0].fault:
-        return _no_expression(rule_id, context, unmatched[0], place)
-    hits = [m for m in matches if m.modules]
-    file, field = place
-    names = listed([shown(m.pattern) for m in unmatched], 8)
-    instead = [f"{' and '.join(m.near)} for {shown(m.pattern)}" for m in unmatched if m.near]
-    now = lora_params(spec, (n for m in hits for n in m.leaves), rank)
-    then = lora_params(spec, (n for m in matches for n in (*m.leaves, *m.near)), rank)
-    gain = f": {then:,} trainable parameters at rank {rank} instead of {now:,}"
-    return Finding(
-        rule_id,
-        "warning" if hits else "error",
-        f"{len(unmatched)} of {many(len(matches), 'LoRA target')} without a match in {spec.name}: "
-        f"{names}",
-        tuple(
-            Evidence(
-                f"{field}: {shown(m.pattern)}",
-                "matches no linear module",
-                " and ".join(m.near),
-                f"module names of {spec.family}",
-            )
-            for m in unmatched
-        ),
-        "PEFT complains only when no target at all matches; one without a hit is dropped in "
-        "silence, and the weights it meant stay frozen."
-        if hits
-        else "None of the targets matches: PEFT refuses to build the adapter.",
-        f"In {file}: write {', '.join(instead)}{gain if then > now else ''}."
-        if instead
-        else f"In {file}: take the model's own names from gateup show.",
-        {
-            "unmatched": len(unmatched),
-            "targets": len(matches),
-            "params_now": now,
-            "params_then": then,
-        },
-    )
-
-
-def _no_expression(rule_id: str, context: Context, match: Match, place: tuple[str, str]) -> Finding:
-    """One string is taken for a regular expression, and this is none."""
-    file, field = place
-    own = ", ".join(leaves(context.spec)[:7])
-    return Finding(
-        rule_id,
-        "error",
-        f"{field} is no regular expression: {match.fault}",
-        (Evidence(field, shown(match.pattern), "a regular expression, or a list of names", file),),
-        "PEFT takes one string for a regular expression over whole module names, and this one does"
-        " not compile: building the adapter ends in Python's re.error.",
-        f"In {file}: correct it, or write names as a list: {own}.",
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from gateup.checks.adapter_layer_rules import replicated
 from gateup.checks.adapter_parts import Pair, pairs_of, saved_modules
+from gateup.checks.adapter_targeting import pattern_key, wanted_rank
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
+from gateup.checks.lora_targets import shown
 from gateup.checks.rule import rule
 from gateup.files.adapter import Adapter
 from gateup.files.adapter_zero import starts_at_zero
@@ -20,6 +22,7 @@ from gateup.model.spec import ModelSpec
 LOW_SCALE, HIGH_SCALE = 0.1, 8.0
 # alpha/√r grows with the rank for one alpha: 16/√16 = 4, 64/√64 = 8, 128/√64 = 16.
 HIGH_RSLORA = 12.0
+MAX_SCALES = 3  # scales that are each reported; a pattern can give every module its own
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2"})
 
 
@@ -34,7 +37,8 @@ def pairs(context: Context) -> Iterable[Finding]:
     other with its first values: B with zeros), and loading builds the modules from
     adapter_config.json's r, so a file of another rank is a size mismatch.
 
-    Example: r 8 in the config, A [16, 4096] in the file: the config of another run.
+    Example: r 8 in the config, A [16, 4096] in the file: the config of another run. Where
+    rank_pattern names a module, its rank counts: {"q_proj": 32} asks for A [32, 4096] there.
     """
     adapter, found = _adapter(context)
     alone = [p for p in found if (p.a is None) != (p.b is None)]
@@ -51,10 +55,10 @@ def pairs(context: Context) -> Iterable[Finding]:
             "Save the adapter again; the present half has no effect.",
             {"alone": len(alone), "modules": len(found)},
         )
-    said = {adapter.rank, *adapter.rank_pattern.values()}
-    wrong = [p for p in found if not p.experts and not _rank_fits(p, said)]
+    wrong = [p for p in found if not p.experts and not _rank_fits(p, wanted_rank(adapter, p))]
     if wrong:
-        ranks = sorted({r for p in wrong for r in (_ranks(p)) if r not in said})
+        ranks = sorted({r for p in wrong for r in _ranks(p)})
+        keys = {pattern_key(adapter.rank_pattern, p.module) for p in wrong}
         yield Finding(
             "adapter.pairs",
             "error",
@@ -63,18 +67,38 @@ def pairs(context: Context) -> Iterable[Finding]:
                 Evidence(
                     p.module,
                     f"A {_shape(p.a)}, B {_shape(p.b)}",
-                    f"rank {', '.join(map(str, sorted(said)))}",
-                    f"{context.source('adapter')}, field r",
+                    f"rank {wanted_rank(adapter, p)}",
+                    f"{context.source('adapter')}, field {_rank_field(adapter, p)}",
                 )
                 for p in wrong
             ),
-            "Modules are built from the config's rank, so the tensors do not fit into them.",
-            f"Put r: {ranks[0]} into adapter_config.json if the tensors are the right ones, and "
-            f"alpha so that alpha/r is what was trained."
-            if len(ranks) == 1
-            else "Take adapter_config.json and the weights from one run.",
+            "Modules are built from the config's rank, so the tensors do not fit into them: PEFT "
+            "stops with a size mismatch.",
+            _right_rank(ranks, keys),
             {"wrong": len(wrong), "rank": adapter.rank},
         )
+
+
+def _rank_field(adapter: Adapter, p: Pair) -> str:
+    key = pattern_key(adapter.rank_pattern, p.module)
+    return "r" if key is None else f"rank_pattern, key {shown(key)}"
+
+
+def _right_rank(ranks: Sequence[int], keys: set[str | None]) -> str:
+    """What to write. keys: of rank_pattern that decided; None among them: r did."""
+    if len(ranks) != 1:
+        return "Take adapter_config.json and the weights from one run."
+    named = sorted(shown(k) for k in keys if k is not None)
+    if not named:
+        return (
+            f"Put r: {ranks[0]} into adapter_config.json if the tensors are the right ones, and "
+            "alpha so that alpha/r is what was trained."
+        )
+    also = f", and r: {ranks[0]}" if None in keys else ""
+    return (
+        f"Put {ranks[0]} for {listed(named, 4)} into rank_pattern{also} if the tensors are the "
+        "right ones, and alpha so that alpha/r is what was trained."
+    )
 
 
 def _ranks(p: Pair) -> tuple[int, ...]:
@@ -86,9 +110,8 @@ def _ranks(p: Pair) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _rank_fits(p: Pair, said: set[int]) -> bool:
-    ranks = _ranks(p)
-    return len(set(ranks)) <= 1 and set(ranks) <= said
+def _rank_fits(p: Pair, wanted: int) -> bool:
+    return set(_ranks(p)) <= {wanted}
 
 
 def _shape(tensor: TensorHeader | None) -> str:
@@ -160,14 +183,21 @@ def scale(context: Context) -> Iterable[Finding]:
     Example: alpha 128, rank 64, use_rslora true: scale 128/8 = 16, where alpha/r gives 2. For
     the same scale rsLoRA wants alpha 16.
     """
-    adapter, _ = _adapter(context)
-    yield from scale_findings(
-        "adapter.scale",
-        adapter.rank,
-        adapter.alpha,
-        adapter.use_rslora,
-        (context.source("adapter"), "lora_alpha"),
-    )
+    adapter, found = _adapter(context)
+    file = context.source("adapter")
+    for rank, alpha, key in _scales(adapter, found)[:MAX_SCALES]:
+        place = (file, "lora_alpha" if key is None else f"alpha_pattern, key {shown(key)}")
+        yield from scale_findings("adapter.scale", rank, alpha, adapter.use_rslora, place)
+
+
+def _scales(adapter: Adapter, found: Sequence[Pair]) -> list[tuple[int, float, str | None]]:
+    """The different (rank, alpha, key of alpha_pattern) that modules of the file are built with."""
+    out: dict[tuple[int, float], str | None] = {}
+    for p in found:
+        key = pattern_key(adapter.alpha_pattern, p.module)
+        alpha = adapter.alpha if key is None else adapter.alpha_pattern[key]
+        out.setdefault((wanted_rank(adapter, p), alpha), key)
+    return [(r, a, k) for (r, a), k in out.items()] or [(adapter.rank, adapter.alpha, None)]
 
 
 def scale_findings(
@@ -323,82 +353,17 @@ def _unsaved(context: Context, adapter: Adapter, modules: Sequence[str]) -> Iter
     if absent:
         yield Finding(
             "adapter.vocabulary",
-            "warning",
+            "error",
             f"modules_to_save names {listed(absent, 3)}, of which the file has nothing",
             tuple(
                 Evidence(m, "no tensor", "its whole weight", f"{context.source('adapter')}")
                 for m in absent
             ),
-            "PEFT then keeps the base's weight for it: what was trained there is lost, or the "
-            "model has no module of that name.",
+            "PEFT 0.21 stops with a KeyError, older ones keep the base's weight: what was trained "
+            "there is lost, or the model has no module of that name.",
             "Save the adapter again with it, or take the name out of modules_to_save.",
             {"absent": len(absent)},
         )
-
-
-@rule("adapter.dora", "DoRA's magnitudes and use_dora go together", needs=["adapter"])
-def dora(context: Context) -> Iterable[Finding]:
-    """DoRA splits a weight into direction, which the LoRA pair changes, and magnitude, one learnt
-    number for each output. Without its magnitudes a DoRA adapter is another function; a plain
-    LoRA loader that drops them gives wrong output without complaint.
-
-    Example: use_dora false, and lora_magnitude_vector [14336] for every gate_proj in the file.
-    """
-    adapter, found = _adapter(context)
-    have = [p for p in found if p.magnitude is not None]
-    if adapter.use_dora and found and len(have) < len(found):
-        missing = [p for p in found if p.magnitude is None]
-        yield Finding(
-            "adapter.dora",
-            "error",
-            f"use_dora is true, and {len(missing)} of {many(len(found), 'adapted module')} have no "
-            "magnitude",
-            tuple(
-                Evidence(
-                    p.module, "A and B", "A, B, lora_magnitude_vector", context.source("adapter")
-                )
-                for p in missing
-            ),
-            "The magnitudes were not saved: they would start again from the base's.",
-            "Save the adapter again with PEFT, or set use_dora to false if it was trained so.",
-            {"missing": len(missing)},
-        )
-    elif have and not adapter.use_dora:
-        yield Finding(
-            "adapter.dora",
-            "error",
-            f"{many(len(have), 'magnitude vector')} in the file, and use_dora is not set",
-            tuple(
-                Evidence(
-                    p.module, "lora_magnitude_vector", "use_dora: true", context.source("adapter")
-                )
-                for p in have
-            ),
-            "Loaded as plain LoRA the magnitudes are dropped, which is another function.",
-            "Set use_dora to true in adapter_config.json.",
-            {"magnitudes": len(have)},
-        )
-    wrong = [p for p in have if _magnitude_wrong(context.spec, p)]
-    if wrong:
-        yield Finding(
-            "adapter.dora",
-            "error",
-            f"{many(len(wrong), 'magnitude vector')} of another size than the module's outputs",
-            tuple(
-                Evidence(
-                    p.module, _shape(p.magnitude), f"[{(p.wanted(context.spec) or (0, 0))[1]}]"
-                )
-                for p in wrong
-            ),
-            "DoRA has one magnitude for each output row.",
-            "Take the adapter with its own base.",
-            {"wrong": len(wrong)},
-        )
-
-
-def _magnitude_wrong(spec: ModelSpec, p: Pair) -> bool:
-    wanted = p.wanted(spec)
-    return p.magnitude is not None and wanted is not None and p.magnitude.shape != (wanted[1],)
 
 
 @rule("adapter.dtype", "The adapter is stored in one floating-point dtype", needs=["adapter"])

@@ -78,19 +78,21 @@ def leaves(spec: ModelSpec) -> list[str]:
 
 def match_targets(spec: ModelSpec, targets: str | Sequence[str]) -> list[Match]:
     """Each target by PEFT's rule: a name matches modules whose name is it or ends in ".name"; one
-    string is a regular expression for the whole name. "all-linear" and "all" match everything.
+    string is a regular expression for the whole name. "all-linear" means all in the layers.
     """
     modules = linear_modules(spec)
     if isinstance(targets, str):
-        if targets.lower() in ("all-linear", "all"):
+        if targets.lower() == "all-linear":
             inner = [n for n, r in modules.items() if r.layer is not None]
             return [Match(targets, len(inner), tuple(leaves(spec)))]
-        fault = _fault(targets)
-        if fault:
-            return [Match(targets, 0, (), (), fault)]
+        broken = fault(targets)
+        if broken:
+            return [Match(targets, 0, (), (), broken)]
         found = _fullmatch(targets, modules)
         if found is None:
             return []
+        if not found and targets.lower() == "all":  # LLaMA-Factory's word
+            return [Match(targets, 0, (), ('"all-linear"',))]
         if not found and leaf_of(targets) in map(leaf_of, modules):  # a name, not an expression
             return [Match(targets, 0, (), (f'["{targets}"]',))]
         return [_match(spec, targets, found)]
@@ -119,15 +121,25 @@ def _elsewhere(spec: ModelSpec, target: str) -> list[str]:
 
 def _fullmatch(pattern: str, names: Iterable[str]) -> list[str] | None:
     """Names that the pattern matches; None where it is not run (too long, could take for ever)."""
-    if len(pattern) > MAX_PATTERN or _REPEATED_GROUP.search(pattern):
-        return None
-    if len(_OPEN.findall(pattern)) > MAX_OPEN:
+    if not is_bounded(pattern):
         return None
     compiled = re.compile(pattern)
     return [n for n in names if compiled.fullmatch(n)]
 
 
-def _fault(pattern: str) -> str:
+def is_bounded(pattern: str) -> bool:
+    """Whether a pattern from a file ends soon on any name."""
+    if len(pattern) > MAX_PATTERN or _REPEATED_GROUP.search(pattern):
+        return False
+    return len(_OPEN.findall(pattern)) <= MAX_OPEN
+
+
+def is_run(pattern: str) -> bool:
+    """Whether it can be run: bounded, and a regular expression."""
+    return is_bounded(pattern) and not fault(pattern)
+
+
+def fault(pattern: str) -> str:
     """What is wrong with a regular expression; "" where it compiles, or is too long to try."""
     if len(pattern) > MAX_PATTERN:
         return ""

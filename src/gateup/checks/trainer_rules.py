@@ -10,8 +10,9 @@ from itertools import islice
 from typing import Any
 
 from gateup.account.lora import module_name
-from gateup.checks.adapter_rules import attention_note, mlp_cost, unmatched_targets
+from gateup.checks.adapter_rules import attention_note, mlp_cost
 from gateup.checks.adapter_size_rules import rank_finding, scale_findings
+from gateup.checks.adapter_target_rules import unmatched_targets
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.lora_targets import leaf_of, linear_modules, match_targets
