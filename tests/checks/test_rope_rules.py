@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateup.checks import rope_rules
+from gateup.checks import rope_rules, rope_scaling_rules
 from gateup.checks.context import Context
 from gateup.checks.finding import Finding
 from gateup.checks.rule import rules_of
@@ -17,7 +17,7 @@ from gateup.errors import ConfigError
 from gateup.files.checkpoint import open_model
 from gateup.model.presets import PRESETS
 
-RULES = {r.id: r for r in rules_of([rope_rules])}
+RULES = {r.id: r for r in rules_of([rope_rules, rope_scaling_rules])}
 Described = Callable[..., Context]
 
 
@@ -57,7 +57,7 @@ def test_a_lost_base(described: Described, preset: str, base: float | None) -> N
     (found,) = run("semantics.rope_base", described(config(preset, rope_theta=base)))
     assert found.severity == "warning"
     assert dict(found.numbers) == {"found": 10000.0, "expected": right}
-    assert found.remedy == f"write rope_theta: {right:g}"
+    assert found.remedy == f"write rope_theta: {right:.0f}"
     assert found.evidence[0].found == ("absent, so 10000" if base is None else "10000")
 
 
@@ -100,7 +100,7 @@ def test_scaling_of_a_gguf_is_not_seen(described: Described) -> None:
     gguf = replace(plain, checkpoint=replace(plain.checkpoint, kind="gguf"))
     assert run("semantics.rope_base", gguf) == []
     part = described(config("llama-3.1-8b", rope_scaling={"rope_type": "llama3"}))
-    assert len(run("semantics.rope_scaling", part)) == 1
+    assert len(run("semantics.rope_scaling", part)) == 2  # keys, and the original limit
     gguf = replace(part, checkpoint=replace(part.checkpoint, kind="gguf"))
     assert run("semantics.rope_scaling", gguf) == []
 
@@ -179,7 +179,7 @@ def test_a_context_cut_below_the_original_is_no_fault(described: Described) -> N
 def test_a_factor_that_does_not_stretch(described: Described, factor: Any) -> None:
     (found,) = run("semantics.rope_scaling", described(scaled("llama-3.1-8b", factor=factor)))[:1]
     assert found.severity == "error"
-    assert "factor of rotary scaling" in found.title
+    assert "factor of llama3 scaling" in found.title
 
 
 def test_llama3_scaling_with_parts_missing(described: Described) -> None:
@@ -207,15 +207,17 @@ def test_longrope_with_too_few_factors(described: Described, key: str) -> None:
         assert found.severity == "error"
         assert found.title == f"longrope: {key} has 47 of 48 factors"
         assert (found.evidence[0].found, found.evidence[0].expected) == ("47", "48")
-        (found,) = run("semantics.rope_scaling", described(scaled(preset, **{key: None})))
+        (found,) = run("semantics.rope_scaling", described(scaled(preset, **{key: 1.0})))
         assert found.evidence[0].found == "no list"
+        (found,) = run("semantics.rope_scaling", described(scaled(preset, **{key: None})))
+        assert found.title == f"longrope scaling lacks {key}"
 
 
 @pytest.mark.parametrize("kind", ["ntk", "", 5, None])
 def test_an_unknown_kind_of_scaling(described: Described, kind: Any) -> None:
     model = config("llama-2-7b", rope_scaling={"type": kind, "factor": 2.0})
     (found,) = run("semantics.rope_scaling", described(model))
-    assert found.severity == "warning"
+    assert found.severity == "error"
 
 
 @pytest.mark.parametrize("odd", [None, [], {}, "x", True, {"factor": {}}, {"type": []}, 10**400])

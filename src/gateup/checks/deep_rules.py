@@ -12,7 +12,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.measured import FLOAT16_MAX, LayerRun, Order, QuietRows
 from gateup.checks.rule import rule
-from gateup.checks.words import in_layers
+from gateup.checks.words import in_layers, written
 from gateup.files.header import listed, many
 
 # A model that has learnt is this share of ln V, and half a nat, below guessing.
@@ -363,8 +363,8 @@ def _not_finite(context: Context, run: LayerRun) -> Finding:
         (
             Evidence(
                 f"layer {run.layer}",
-                f"largest |h| {run.h_max:g} (neuron {run.h_at}), largest |output|"
-                f" {run.out_max:g} (channel {run.out_at})",
+                f"largest |h| {written(run.h_max)} (neuron {run.h_at}), largest |output|"
+                f" {written(run.out_max)} (channel {run.out_at})",
                 "finite numbers",
                 "computed in float32",
             ),

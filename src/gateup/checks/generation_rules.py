@@ -9,6 +9,7 @@ from gateup.checks import known
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rule import rule
+from gateup.checks.words import written
 
 # One setting under the names of transformers, llama.cpp, vLLM and the OpenAI API.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -141,7 +142,9 @@ def values(context: Context) -> Iterable[Finding]:
         zero = name == "max_new_tokens" and number == 0
         if number is not None and low <= number <= high and not zero:
             continue
-        wanted = f"a number from {low:g} to {high:g}" if name in ranges else "a number"
+        wanted = (
+            f"a number from {written(low)} to {written(high)}" if name in ranges else "a number"
+        )
         yield _finding(
             context,
             "values",
@@ -160,8 +163,8 @@ def values(context: Context) -> Iterable[Finding]:
             context,
             "values",
             "error",
-            f"{many:g} sequences are asked for, and greedy decoding has only one",
-            (_key(settings, "num_return_sequences"), f"{many:g}", "1, or do_sample true"),
+            f"{written(many)} sequences are asked for, and greedy decoding has only one",
+            (_key(settings, "num_return_sequences"), written(many), "1, or do_sample true"),
             "Without sampling or beams every sequence is the same; transformers refuses it.",
             "set do_sample to true, or num_beams to at least as many",
         )
@@ -287,8 +290,9 @@ def narrow(context: Context) -> Iterable[Finding]:
             context,
             "narrow",
             "warning",
-            f"top_p {top_p:g} leaves one candidate at nearly every step: seeds cannot matter",
-            (_key(settings, "top_p"), f"{top_p:g}", "0.8 to 0.95"),
+            f"top_p {written(top_p)} leaves one candidate at nearly every step: seeds cannot"
+            " matter",
+            (_key(settings, "top_p"), written(top_p), "0.8 to 0.95"),
             f"A best token of {top_p:.0%} or more reaches top_p alone and is the only candidate. It"
             " is the setting, not the model or the seed.",
             "raise top_p to 0.9",
@@ -309,9 +313,9 @@ def narrow(context: Context) -> Iterable[Finding]:
             context,
             "narrow",
             "warning",
-            f"temperature {temperature:g} is greedy decoding in effect",
-            (_key(settings, "temperature"), f"{temperature:g}", "0.6 to 1"),
-            f"Logits are divided by {temperature:g}: a lead of 0.5 becomes one of"
+            f"temperature {written(temperature)} is greedy decoding in effect",
+            (_key(settings, "temperature"), written(temperature), "0.6 to 1"),
+            f"Logits are divided by {written(temperature)}: a lead of 0.5 becomes one of"
             f" {0.5 / temperature:.3g}, and the runner-up is never drawn.",
             "raise the temperature to 0.7, or say greedy: do_sample false",
             temperature=temperature,
@@ -321,8 +325,8 @@ def narrow(context: Context) -> Iterable[Finding]:
             context,
             "narrow",
             "warning",
-            f"min_p {min_p:g} leaves one candidate at nearly every step",
-            (_key(settings, "min_p"), f"{min_p:g}", "0.05 to 0.1"),
+            f"min_p {written(min_p)} leaves one candidate at nearly every step",
+            (_key(settings, "min_p"), written(min_p), "0.05 to 0.1"),
             f"Only tokens with {min_p:.0%} of the best one's probability or more are kept.",
             "lower min_p to 0.05",
         )
@@ -331,9 +335,10 @@ def narrow(context: Context) -> Iterable[Finding]:
             context,
             "narrow",
             "warning",
-            f"temperature {temperature:g} draws nearly at random",
-            (_key(settings, "temperature"), f"{temperature:g}", "0.6 to 1"),
-            f"Logits are divided by {temperature:g}: differences the model learned hardly count.",
+            f"temperature {written(temperature)} draws nearly at random",
+            (_key(settings, "temperature"), written(temperature), "0.6 to 1"),
+            f"Logits are divided by {written(temperature)}: differences the model learned hardly"
+            " count.",
             "lower the temperature to 0.7",
         )
 
@@ -368,8 +373,8 @@ def penalty(context: Context) -> Iterable[Finding]:
             context,
             "penalty",
             worst,
-            f"{key} is {factor:g}",
-            (key, f"{factor:g}", "1 (off) to 1.2"),
+            f"{key} is {written(factor)}",
+            (key, written(factor), "1 (off) to 1.2"),
             cause,
             "write 1.1, or 1 for none",
             penalty=factor,
@@ -381,8 +386,8 @@ def penalty(context: Context) -> Iterable[Finding]:
                 context,
                 "penalty",
                 "warning",
-                f"{name} is {value:g}",
-                (_key(settings, name), f"{value:g}", "-2 to 2"),
+                f"{name} is {written(value)}",
+                (_key(settings, name), written(value), "-2 to 2"),
                 "It is subtracted from logits; engines with the OpenAI API refuse more than 2.",
                 "write 0 to 1",
             )
@@ -392,8 +397,8 @@ def penalty(context: Context) -> Iterable[Finding]:
             context,
             "penalty",
             "warning",
-            f"no_repeat_ngram_size {size:g} forbids {_forbidden(int(size))} to occur twice",
-            ("no_repeat_ngram_size", f"{size:g}", "0 (off), or 4 and more"),
+            f"no_repeat_ngram_size {written(size)} forbids {_forbidden(int(size))} to occur twice",
+            ("no_repeat_ngram_size", written(size), "0 (off), or 4 and more"),
             "It counts the prompt too: a name, a bracket or a line of a list cannot come again.",
             "write 0, and sample instead if the model loops",
         )
@@ -423,8 +428,8 @@ def length(context: Context) -> Iterable[Finding]:
             context,
             "length",
             "warning",
-            f"{key} {new:g} ends every answer after {new:g} tokens",
-            (key, f"{new:g}", "128 and more"),
+            f"{key} {written(new)} ends every answer after {written(new)} tokens",
+            (key, written(new), "128 and more"),
             "A token is about three quarters of an English word.",
             "raise it; the end-of-sequence token stops shorter answers by itself",
             tokens=new,
@@ -434,8 +439,8 @@ def length(context: Context) -> Iterable[Finding]:
             context,
             "length",
             "warning",
-            f"max_length {total:g} counts the prompt: hardly anything can be written",
-            ("max_length", f"{total:g}", "max_new_tokens instead"),
+            f"max_length {written(total)} counts the prompt: hardly anything can be written",
+            ("max_length", written(total), "max_new_tokens instead"),
             "max_length is the prompt and the answer together.",
             "set max_new_tokens to 256 or more and drop max_length",
         )
@@ -444,10 +449,11 @@ def length(context: Context) -> Iterable[Finding]:
             context,
             "length",
             "error",
-            f"{_key(settings, 'min_new_tokens')} {least:g} is more than {key} {new:g}",
-            (_key(settings, "min_new_tokens"), f"{least:g}", f"at most {new:g}"),
+            f"{_key(settings, 'min_new_tokens')} {written(least)} is more than {key}"
+            f" {written(new)}",
+            (_key(settings, "min_new_tokens"), written(least), f"at most {written(new)}"),
             "The end is forbidden until after the last token that may be written.",
-            f"lower it to less than {new:g}",
+            f"lower it to less than {written(new)}",
         )
     for name, value in ((key, new), ("max_length", total)):
         if value is not None and limit and value > limit:

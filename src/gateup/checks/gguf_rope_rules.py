@@ -10,6 +10,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rope_rules import Rope, ropes
 from gateup.checks.rule import rule
+from gateup.checks.words import written
 from gateup.files.header import clip
 
 # What llama.cpp knows under rope.scaling.type.
@@ -103,7 +104,7 @@ def _by_itself(context: Context, s: Scaling, names: set[str]) -> Iterable[Findin
             AGAIN,
         )
     elif s.kind in ("linear", "yarn") and (s.factor is None or s.factor <= 0):
-        found = "absent" if s.factor is None else f"{s.factor:g}"
+        found = "absent" if s.factor is None else written(s.factor)
         yield _finding(
             "warning",
             f"rotary scaling is {s.kind}, and its factor is {found}: nothing is scaled",
@@ -125,12 +126,12 @@ def _by_itself(context: Context, s: Scaling, names: set[str]) -> Iterable[Findin
         if promised > product and not known.same(promised, product):
             yield _finding(
                 "warning",
-                f"yarn: {s.factor:g} × {s.original:,.0f} = {product:,.0f} positions; {promised:,}"
-                " are promised",
+                f"yarn: {written(s.factor)} × {s.original:,.0f} = {product:,.0f} positions;"
+                f" {promised:,} are promised",
                 ("context_length", f"{promised:,}", f"{product:,.0f}", s.head + "factor"),
                 "Positions beyond the product turn further than the model was trained on.",
                 f"run it with at most {product:,.0f} tokens, or write the factor"
-                f" {promised / s.original:g}",
+                f" {written(promised / s.original)}",
             )
 
 
@@ -158,11 +159,16 @@ def _against(
     elif wanted.kind in ("linear", "yarn") and factor:
         right = s.kind == wanted.kind and s.factor is not None and known.same(s.factor, factor)
         if not right and not (s.kind in ("linear", "yarn") and not s.factor):
-            said = f"{s.kind or 'none'}" + (f", factor {s.factor:g}" if s.factor else "")
+            said = f"{s.kind or 'none'}" + (f", factor {written(s.factor)}" if s.factor else "")
             yield _finding(
                 "warning",
-                f"rotary scaling is {said}; {twin} has {wanted.kind}, factor {factor:g}",
-                (s.head + "type", said, f"{wanted.kind}, factor {factor:g}", f"preset {twin}"),
+                f"rotary scaling is {said}; {twin} has {wanted.kind}, factor {written(factor)}",
+                (
+                    s.head + "type",
+                    said,
+                    f"{wanted.kind}, factor {written(factor)}",
+                    f"preset {twin}",
+                ),
                 "The model was trained with this scaling; with another one long texts fall apart.",
                 AGAIN,
             )

@@ -13,6 +13,7 @@ from gateup.checks.padding import added_weights, config_key, widths
 from gateup.checks.rule import rule
 from gateup.checks.target import declared_quant
 from gateup.checks.trainer_files import read_run
+from gateup.checks.words import written
 from gateup.errors import GateupError, UnknownArchitectureError
 from gateup.model.families import GGUFTensor
 from gateup.model.quant.formats import FORMATS
@@ -86,7 +87,7 @@ def _group_finding(context: Context, fmt: str, wrong: dict[str, list[TensorSpec]
         inputs.add(inp)
         many = f"{rows[0].name}" + (f" and {len(rows) - 1} like it" if len(rows) > 1 else "")
         parts = [
-            f"{side} {n} = {n / d:.6g} × {d}"
+            f"{side} {n} = {written(n / d)} × {d}"
             for side, n, d in (("out", out, demand_out), ("in", inp, demand_in))
             if n % d
         ]
@@ -193,7 +194,7 @@ def _rows_finding(
         evidence.append(
             Evidence(
                 f"{name} ({count} of them)",
-                f"rows of {row} = {row / size:.6g} × {size}: {get.upper()}{_older(want, row)}",
+                f"rows of {row} = {written(row / size)} × {size}: {get.upper()}{_older(want, row)}",
                 f"{want.upper()}, rows of a multiple of {size}",
                 f"{CURRENT.build}, --quant {fmt}",
             )

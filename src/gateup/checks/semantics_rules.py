@@ -10,6 +10,7 @@ from gateup.checks import known
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
+from gateup.checks.words import written
 from gateup.errors import GateupError
 from gateup.model import presets
 from gateup.model.families import build_spec
@@ -163,19 +164,20 @@ def eps(context: Context) -> Iterable[Finding]:
         yield Finding(
             "semantics.eps",
             "warning",
-            f"{key} is {value:.3g}; {known.names(twins)}, of the same shape, has {right:g}",
-            (Evidence(key, f"{value:.6g}", f"{right:g}", f"preset {twins[-1].name}"),),
+            f"{key} is {written(value)}; {known.names(twins)}, of the same shape, has"
+            f" {written(right)}",
+            (Evidence(key, written(value), written(right), f"preset {twins[-1].name}"),),
             "eps is read from config.json, and a converter's default may have taken its place. The"
             " model runs, a little worse: Llama-2-7B's perplexity was 5.8986 instead of 5.8283.",
-            f"write {right:g}",
+            f"write {written(right)}",
             {"found": value, "expected": right},
         )
     elif not twins and value > 1e-4:
         yield Finding(
             "semantics.eps",
             "warning",
-            f"{key} is {value:g}: published models have 1e-12 to 1e-5",
-            (Evidence(key, f"{value:g}", "1e-05 or 1e-06", _field(context, key)),),
+            f"{key} is {written(value)}: published models have 1e-12 to 1e-5",
+            (Evidence(key, written(value), "1e-05 or 1e-06", _field(context, key)),),
             "So large an eps changes what the norm computes wherever activations are small.",
             "compare with the original config.json",
             {"found": value},
@@ -223,13 +225,13 @@ def _head_dim_note(context: Context, heads: int, kv: int, dim: int) -> Finding:
     return Finding(
         "semantics.head_dim",
         "note",
-        f"head_dim is {dim}, not hidden_size / num_attention_heads = {computed:.6g}",
+        f"head_dim is {dim}, not hidden_size / num_attention_heads = {written(computed)}",
         (
-            Evidence("head_dim", str(dim), f"{computed:.6g} by division", _source(context)),
+            Evidence("head_dim", str(dim), f"{written(computed)} by division", _source(context)),
             Evidence(
                 "KV cache, f16",
                 f"{per_token:,} bytes per token; {total / 2**30:.3f} GiB at {context_length:,}",
-                f"{wrong:,.0f} with {computed:.6g}: {dim / computed:.3g} times off",
+                f"{wrong:,.0f} with {written(computed)}: {dim / computed:.3g} times off",
                 f"layers × {kv} KV heads × 2 × head_dim × 2 bytes",
             ),
         ),

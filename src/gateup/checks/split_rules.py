@@ -18,6 +18,7 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.padding import EXPERT, added_weights, config_key, padded, widths
 from gateup.checks.rule import rule
 from gateup.checks.target import Target, is_gguf, target
+from gateup.checks.words import written
 from gateup.model.quant.formats import StoredTensor
 from gateup.model.spec import ModelSpec, MoESpec
 
@@ -41,7 +42,7 @@ def _listed(degrees: Iterable[int]) -> str:
 
 def _blocks(number: int, group: int) -> str:
     """14784 of groups of 128: "115.5 × 128"."""
-    return f"{number / group:.6g} × {group}"
+    return f"{written(number / group)} × {group}"
 
 
 @rule("split.heads", "Attention heads and KV heads divide among the ranks", needs=("tp",))
@@ -80,7 +81,7 @@ def _head_finding(context: Context, m: Misfit, aim: Target, largest: int) -> Fin
         found, expected = _blocks(m.value, m.group), f"a multiple of {m.group}"
         source, cause = aim.source, "o_proj is cut along its input, and a group cannot be cut."
     else:
-        found = f"{m.value} / {tp} = {m.value / tp:.6g} a rank"
+        found = f"{m.value} / {tp} = {written(m.value / tp)} a rank"
         expected = f"a multiple of {tp}" + (
             f" or a divisor of {tp}" if m.kind == "kv_heads" else ""
         )
@@ -198,7 +199,7 @@ def width(context: Context) -> Iterable[Finding]:
 def _width_finding(context: Context, m: Misfit, aim: Target, largest: int) -> Finding:
     spec, tp = context.spec, context.tp or 1
     added = added_weights(spec, m.what, m.value, m.nearest)
-    rank = f"{m.value / tp:.6g}"
+    rank = written(m.value / tp)
     blocks = f" = {_blocks(m.value // tp, m.group)}" if m.value % tp == 0 and m.group > 1 else ""
     whole = f"a multiple of {tp * m.group}" + (
         f" ({tp} ranks × groups of {m.group})" if m.group > 1 else ""
@@ -240,7 +241,7 @@ def _widths_finding(context: Context, found: list[Misfit], aim: Target, largest:
         tuple(
             Evidence(
                 f"{m.what} {m.value}",
-                f"{m.value / tp:.6g} a rank",
+                f"{written(m.value / tp)} a rank",
                 f"a multiple of {tp * m.group}; the nearest is {m.nearest}",
                 aim.source,
             )
@@ -257,7 +258,7 @@ def _per_rank(m: Misfit, aim: Target) -> Iterable[Evidence]:
     """The widths a rank would hold at the usual degrees up to the one asked for."""
     degrees = [1, *(t for t in DEGREES if t <= m.degree)]
     fits = [t for t in degrees if m.value % (t * m.group) == 0]
-    sizes = " / ".join(f"{m.value / t:.6g}" for t in degrees)
+    sizes = " / ".join(written(m.value / t) for t in degrees)
     found = f"{sizes} at tp {' / '.join(map(str, degrees))}"
     yield Evidence(
         f"{m.what} a rank",

@@ -33,3 +33,10 @@ def spans(numbers: Sequence[int]) -> str:
             out.append([n, n])
     shown = [f"{a}-{b}" if b > a else str(a) for a, b in out]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
+
+
+def written(value: float) -> str:
+    """A number as a settings file has it: 16777216, 0.7, 1e-05; nowhere 1.67772e+07."""
+    if abs(value) < 1e15 and float(value).is_integer():
+        return str(int(value))
+    return f"{value:.1f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
