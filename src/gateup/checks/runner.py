@@ -8,7 +8,9 @@ from pathlib import Path
 from gateup.checks import (
     adapter_layer_rules,
     adapter_rules,
+    adapter_setting_rules,
     adapter_size_rules,
+    adapter_target_rules,
     config_rules,
     deep_rules,
     generation_rules,
@@ -39,7 +41,9 @@ from gateup.files.checkpoint import open_model
 MODULES = (
     adapter_layer_rules,
     adapter_rules,
+    adapter_setting_rules,
     adapter_size_rules,
+    adapter_target_rules,
     config_rules,
     deep_rules,
     generation_rules,
