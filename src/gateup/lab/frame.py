@@ -213,14 +213,21 @@ class Frame:
 
     def put(self, name: str, value: Any) -> None:
         """Set a parameter: the URL follows, and the page is updated."""
-        if not self.state.put(name, value):
+        self.put_all({name: value})
+
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Set several parameters: one step "back", and one update."""
+        changed = {name for name, value in values.items() if self.state.put(name, value)}
+        if not changed:
             return
+        together = ",".join(sorted(changed))
         now, (before, last) = monotonic(), self._last
-        push = name != last or now - before > ONE_STEP
-        self._last = (now, name)
+        push = together != last or now - before > ONE_STEP
+        self._last = (now, together)
         self._url(push)
-        self._label(name)
-        self._schedule({name})
+        for name in changed:
+            self._label(name)
+        self._schedule(changed)
 
     def _url(self, push: bool) -> None:
         query = json.dumps(self.state.query(self._asked))

@@ -10,7 +10,7 @@ from nicegui import run, ui
 
 from gateup.account.report import units
 from gateup.errors import GateupError
-from gateup.files.checkpoint import DEMO, Checkpoint
+from gateup.files.checkpoint import DEMO
 from gateup.lab import charts
 from gateup.lab import data_neurons as data
 from gateup.lab.figures import figure_list, table, text
@@ -63,6 +63,7 @@ def build(frame: Frame) -> None:
 class _View:
     def __init__(self, frame: Frame, runnable: dict[str, str]) -> None:
         self.frame = frame
+        self.turn = 0  # of runs: an answer that is no longer asked for is not shown
         t = frame.t
         asked = frame.state["model"]
         if asked not in runnable:
@@ -136,14 +137,12 @@ class _View:
 
     def _go(self, layer: int, position: int | None = None, neuron: int | None = None) -> None:
         """To another cell: several parameters at once, and one update."""
-        frame = self.frame
+        values = {"layer": str(layer), "neuron": "" if neuron is None else str(neuron)}
         if position is not None:
-            frame.put("position", str(position))
-            self.position.set_value(frame.state["position"])
-        frame.put("layer", str(layer))
-        self.layer.set_value(frame.state["layer"])
-        frame.put("neuron", "" if neuron is None else str(neuron))
-        frame.show("neuron")
+            values["position"] = str(position)
+        self.frame.put_all(values)
+        for name in values:
+            self.frame.show(name)
 
     # ---- updates --------------------------------------------------------------------------------
 
@@ -168,11 +167,12 @@ class _View:
 
     async def _run(self) -> None:
         checkpoint = self.frame.models.open(self.frame.state["model"])
+        self.turn = turn = self.turn + 1
         try:
             view = await run.io_bound(data.look, checkpoint, self._ask())
-            if view is not None:
-                self.show(view, checkpoint)
-            self.frame.show_error(None)
+            if view is not None and turn == self.turn:
+                self.show(view)
+                self.frame.show_error(None)
         except GateupError:
             self.body.set_visibility(False)
             raise
@@ -180,7 +180,7 @@ class _View:
             self.waiting.set_visibility(False)
             self.body.classes(remove="stale")
 
-    def show(self, view: data.View, checkpoint: Checkpoint) -> None:
+    def show(self, view: data.View) -> None:
         """Fill the page with what was found."""
         self.view = view
         state = self.frame.state
@@ -196,7 +196,7 @@ class _View:
         self.ranks.update_figure(self._ranks(scale))
         self.firing.set_content(self._firing())
         self._switches()
-        self.one.set_content(self._figures() + self._writes(checkpoint) + self._reads())
+        self.one.set_content(self._figures() + self._writes() + self._reads())
         self._changes()
         self.off.value = state.param("off").write(state["off"])
         self.body.set_visibility(True)
@@ -355,7 +355,7 @@ class _View:
         words = {**self.frame.around, "estimate": t("estimate")}
         return f"<h2>{text(head)}</h2>" + figure_list(named, words, how=self.frame.state["how"])
 
-    def _writes(self, checkpoint: Checkpoint) -> str:
+    def _writes(self) -> str:
         t, written = self.frame.t, self.view.written
         notes = [t("writes_note"), t("writes_exact")]
         notes += [t(f"writes_{k}") for k in self.view.besides]
