@@ -9,7 +9,7 @@ import pytest
 from gateup.account.plan import plan, plan_opened
 from gateup.account.report.json_report import to_json
 from gateup.errors import UsageError
-from gateup.lab.data_memory import modes, options_of, phases, without_device
+from gateup.lab.data_memory import at_peak, modes, options_of, phases, without_device
 from gateup.lab.models import Models
 
 VALUES: dict[str, Any] = {
@@ -48,6 +48,9 @@ def test_the_phases_are_the_plans(name: str, values: dict[str, Any], asked: dict
     for phase, groups in found.peaks.items():
         assert sum(groups.values()) == document["memory"]["peaks"][phase]["value"]
     assert found.peak_phase == document["memory"]["peak_phase"]
+    filled = {group: figure.value for group, figure in at_peak(shown).items()}
+    assert filled == {g: n for g, n in found.peaks[found.peak_phase].items() if n}
+    assert list(filled.values()) == sorted(filled.values(), reverse=True)
     assert [(i[0], i[3].value) for i in found.items] == [
         (i["label"], i["bytes"]["value"]) for i in document["memory"]["items"]
     ]

@@ -10,7 +10,6 @@ import pytest
 from gateup.account.plan import plan
 from gateup.account.report.json_report import to_json
 from gateup.checks.runner import check
-from gateup.errors import ConfigError
 from gateup.lab.data_model import (
     FIGURES,
     consequences,
@@ -20,6 +19,7 @@ from gateup.lab.data_model import (
     shape_changes,
     view,
 )
+from gateup.lab.errors import LabError
 from gateup.lab.models import Models
 from gateup.model import presets
 
@@ -75,7 +75,7 @@ def test_what_a_width_changes(models: Models) -> None:
 
 
 def test_heads_that_do_not_divide_are_refused(models: Models) -> None:
-    with pytest.raises(ConfigError, match="4112 is not a multiple of the 32 attention heads") as e:
+    with pytest.raises(LabError, match="4112 is not a multiple of the 32 attention heads") as e:
         edited(models.open("llama-3-8b"), 4112, 0)
     assert e.value.expected == "4096 or 4128"
 

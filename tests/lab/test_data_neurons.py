@@ -197,7 +197,8 @@ def test_too_many_tokens_are_said_in_both_languages(demo: Checkpoint, lent: Held
     with pytest.raises(LabError, match="65 tokens for this model; at most 64") as raised:
         look(demo, Ask("1" * 65), lent)
     assert raised.value.remedy == "a shorter text"
-    assert raised.value.said("zh") == ("对此模型，文本有 65 个 token；至多 64 个", "缩短文本")
+    chinese = raised.value.said("zh")
+    assert chinese == ("对此模型，文本有 65 个 token；至多 64 个", None, "缩短文本")
     assert len(look(demo, Ask("1" * 64), lent).tokens) == 64
 
 

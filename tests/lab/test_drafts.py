@@ -8,6 +8,7 @@ import pytest
 
 from gateup.errors import InputError
 from gateup.lab.drafts import Drafts
+from gateup.lab.errors import LabError
 from gateup.practice.exercise import find
 
 
@@ -28,7 +29,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="the code cannot be kept"):
         Drafts(tmp_path / "file").write(find("silu"), "x = 1\n")
-    with pytest.raises(InputError, match="too long for a solution"):
+    with pytest.raises(LabError, match="too long for a solution"):
         Drafts(tmp_path).write(find("silu"), "x" * (1 << 19))
 
 

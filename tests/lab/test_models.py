@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateup.errors import ConfigError, GateupError, InputError
+from gateup.errors import GateupError
+from gateup.lab.errors import LabError
 from gateup.lab.models import DEFAULT, MAX_UPLOADS, NAMED, Models
 from gateup.model import presets
 
@@ -40,7 +41,7 @@ def test_an_upload_is_opened_like_a_file_and_leaves_none() -> None:
 )
 def test_what_is_no_config_is_refused(data: bytes, message: str) -> None:
     models = Models()
-    with pytest.raises(InputError, match="(?i)" + message) as caught:
+    with pytest.raises(GateupError, match="(?i)" + message) as caught:
         models.upload("mine.json", data)
     assert "/tmp" not in str(caught.value)  # the reader never named our temporary folder
     assert models.labels().keys() == Models().labels().keys()
@@ -71,7 +72,7 @@ def test_the_model_of_the_command_line_comes_first(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_named() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(LabError) as caught:
         Models().upload("c.json", b" " * (2 << 20))
     assert caught.value.expected == "at most 1,048,576"
 

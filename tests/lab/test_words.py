@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import string
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from gateup.lab import words
+from gateup.lab.errors import LabError
 from gateup.lab.registry import PAGES
 from gateup.lab.words import preferred, texts
 
@@ -49,3 +52,28 @@ def test_every_page_has_a_title_and_says_what_it_is_about() -> None:
 )
 def test_the_browsers_language(header: str, language: str) -> None:
     assert preferred(header) == language
+
+
+def test_errors_of_the_lab_s_own_are_said_in_both_languages() -> None:
+    error = LabError("split", "error.no_experts", ep=4, layers="0-31", name="Llama")
+    assert str(error) == (
+        "expert parallel 4, and layers 0-31 of Llama have no experts\n  expected: expert parallel 1"
+    )
+    assert error.said("zh").what == "专家并行度为 4，而 Llama 的第 0-31 层没有专家"
+    assert error.said("zh").expected == "专家并行度 1"
+    assert error.said("zh").remedy is None
+
+
+_LAB = Path(words.__file__).parents[1]
+
+
+def test_every_error_of_the_lab_s_own_has_its_words() -> None:
+    raised = [
+        (path.name, page, key)
+        for path in sorted(_LAB.rglob("*.py"))
+        for page, key in re.findall(r'LabError\(\s*"(\w+)", "([\w.]+)"', path.read_text())
+    ]
+    assert len(raised) >= 9
+    for file, page, key in raised:
+        assert key in texts(page, "en"), file
+        assert key in texts(page, "zh"), file

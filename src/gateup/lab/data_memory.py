@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from gateup.account.activations import as_run, dtype_bytes, mlp_transient, prefill_tokens
-from gateup.account.figure import Figure
+from gateup.account.figure import Figure, worst
 from gateup.account.memory_items import Group
 from gateup.account.options import PlanOptions
 from gateup.account.plan import Plan
@@ -125,3 +125,15 @@ def modes(plan: Plan) -> Modes:
         {e: timeline(mlp, spec.hidden_size, tokens, size, e, work.tile) for e in EXECUTIONS},
         {e: mlp_transient(one, replace(work, execution=e), tokens) for e in EXECUTIONS},
     )
+
+
+def at_peak(plan: Plan) -> dict[Group, Figure]:
+    """What fills the peak by group, the largest first."""
+    groups: dict[Group, list[Figure]] = {}
+    for item in plan.memory.alive(plan.memory.peak_phase):
+        groups.setdefault(item.group, []).append(item.figure)
+    sums = {
+        group: Figure(sum(f.value for f in figures), "B", worst(*(f.kind for f in figures)))
+        for group, figures in groups.items()
+    }
+    return dict(sorted(sums.items(), key=lambda pair: -pair[1].value))

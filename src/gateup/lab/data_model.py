@@ -21,8 +21,8 @@ from gateup.checks.finding import Finding
 from gateup.checks.inputs import Request, read_context
 from gateup.checks.padding import DENSE, EXPERT, config_key, widths
 from gateup.checks.runner import RULES, run_rules
-from gateup.errors import ConfigError
 from gateup.files.checkpoint import Checkpoint
+from gateup.lab.errors import LabError
 from gateup.model.families import build_spec
 from gateup.model.quant.mix import is_known
 from gateup.model.spec import ModelSpec
@@ -92,7 +92,7 @@ def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def edited(checkpoint: Checkpoint, hidden: int, width: int) -> Checkpoint:
     """The model its config would describe with other widths (0: as it is), without its files.
 
-    Raises ConfigError for widths that no such model has (heads that do not divide hidden_size).
+    Raises LabError for widths that no such model has (heads that do not divide hidden_size).
     """
     spec = checkpoint.spec
     changes: dict[str, int] = {}
@@ -104,11 +104,8 @@ def edited(checkpoint: Checkpoint, hidden: int, width: int) -> Checkpoint:
     heads = _inner(spec.config).get("num_attention_heads")
     given = _inner(spec.config).get("head_dim")
     if hidden and not given and isinstance(heads, int) and hidden % heads:
-        raise ConfigError(
-            f"hidden_size {hidden} is not a multiple of the {heads} attention heads",
-            expected=f"{hidden // heads * heads} or {-(-hidden // heads) * heads}",
-            remedy="change the number of heads along, or set head_dim in the config",
-        )
+        low, high = hidden // heads * heads, -(-hidden // heads) * heads
+        raise LabError("model", "error.heads", hidden=hidden, heads=heads, low=low, high=high)
     config: dict[str, Any] = dict(spec.config)
     if isinstance(config.get("text_config"), Mapping):
         config["text_config"] = {**config["text_config"], **changes}

@@ -19,7 +19,7 @@ from gateup.account.plan import compute_dtype
 from gateup.account.report.json_report import layer_kinds
 from gateup.account.scenario import stored_in
 from gateup.account.workload import Parallel
-from gateup.errors import UsageError
+from gateup.lab.errors import LabError
 from gateup.model.layout import GateUpLayout, shard
 from gateup.model.quant.formats import StoredTensor
 from gateup.model.spec import (
@@ -97,11 +97,11 @@ def kinds(spec: ModelSpec) -> list[tuple[str, LayerSpec]]:
 def split(spec: ModelSpec, kind: int, fmt: str, parallel: Parallel, tokens: int) -> Split:
     """The `kind`-th kind of layer over the ranks of `parallel` (tp and ep).
 
-    Raises UsageError for a model without MLPs and for more expert ranks than experts.
+    Raises LabError for a model without MLPs and for more expert ranks than experts.
     """
     every = kinds(spec)
     if not every:
-        raise UsageError(f"{spec.name} has no MLP to split")
+        raise LabError("split", "error.no_mlp", name=spec.name)
     label, layer = every[min(kind, len(every) - 1)]
     stored = stored_in(spec, fmt)
     faults = tuple(misfits(spec, stored, parallel))
@@ -109,10 +109,7 @@ def split(spec: ModelSpec, kind: int, fmt: str, parallel: Parallel, tokens: int)
     gated = isinstance(mlp, GatedMLPSpec)
     layout = mlp.layout if isinstance(mlp, GatedMLPSpec) else GateUpLayout()
     if parallel.ep > 1 and not experts:
-        raise UsageError(
-            f"expert parallel {parallel.ep}, and layers {label} of {spec.name} have no experts",
-            expected="expert parallel 1",
-        )
+        raise LabError("split", "error.no_experts", ep=parallel.ep, layers=label, name=spec.name)
     return Split(
         layers=label,
         width=width,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateup.errors import InputError
+from gateup.lab.errors import LabError
 from gateup.practice.exercise import Exercise
 from gateup.practice.judge import SOURCE_LIMIT
 from gateup.practice.progress import default_path
@@ -28,10 +29,10 @@ class Drafts:
     def write(self, exercise: Exercise, source: str) -> None:
         """Keep the code; a starter that was not touched needs no file.
 
-        Raises InputError where it cannot be written, or is longer than the judge takes.
+        Raises GateupError where it cannot be written, or is longer than the judge takes.
         """
         if len(source.encode("utf-8", "replace")) > SOURCE_LIMIT:
-            raise InputError("too long for a solution", expected=f"at most {SOURCE_LIMIT:,} bytes")
+            raise LabError("exercises", "error.long", most=SOURCE_LIMIT)
         path = self.path(exercise)
         if source == exercise.starter() and not path.exists():
             return

@@ -191,19 +191,27 @@ class Frame:
 
     def error_html(self, error: GateupError) -> str:
         """What is wrong, where, what was expected and what to do."""
-        what, remedy = error.what, error.remedy
-        if isinstance(error, LabError):
-            what, remedy = error.said(self.language)
-        lines = [what]
+        said = error.said(self.language) if isinstance(error, LabError) else None
+        told = said or error
+        lines = [told.what]
         for label, value in (
             ("where", error.where),
-            ("expected", error.expected),
-            ("remedy", remedy),
+            ("expected", told.expected),
+            ("remedy", told.remedy),
         ):
             if value:
                 lines.append(f"{self.around[label]}: {value}")
         body = escape("\n".join(lines))
-        return f'<div class="error" role="alert">{body}</div>'
+        return f'<div class="error" role="alert">{body if said else self.quoted(body)}</div>'
+
+    def quoted(self, html: str) -> str:
+        """Sentences of the library, which speaks English: named so on pages in another language."""
+        if self.language == "en" or not html:
+            return html
+        note = escape(self.around["quoted"])
+        return (
+            f'<div class="quoted"><span class="note">{note}</span><div lang="en">{html}</div></div>'
+        )
 
     # ---- state --------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
-from gateup.errors import ConfigError, GateupError
+from gateup.errors import GateupError
 from gateup.files.checkpoint import DEMO, DEMO_PACKAGE, Checkpoint, open_model
+from gateup.lab.errors import LabError
 from gateup.model import presets
 
 DEFAULT = "llama-3-8b"
@@ -75,12 +76,10 @@ class Models:
     def upload(self, name: str, data: bytes) -> str:
         """Take a config.json and return its key. Parsed as JSON, whatever it is called.
 
-        Raises InputError for what is no config.json of a model gateup knows.
+        Raises GateupError for what is no config.json of a model gateup knows.
         """
         if len(data) > MAX_UPLOAD:
-            raise ConfigError(
-                f"the upload has {len(data):,} bytes", expected=f"at most {MAX_UPLOAD:,}"
-            )
+            raise LabError("model", "error.upload", n=len(data), most=MAX_UPLOAD)
         label = Path(name.replace("\\", "/")).name or "config.json"
         label = label if label.isprintable() else "config.json"
         # The folder's name is random, the file's is ours: nothing of the upload is part of a path.

@@ -141,6 +141,7 @@ background:var(--panel)}}
 .no{{border-color:var(--no)}}.no>strong{{color:var(--no)}}
 .warn{{border-color:var(--warn)}}.warn>strong{{color:var(--warn)}}
 .stale{{opacity:.5}}
+.quoted{{border-left:2px solid var(--line);padding-left:.75rem;margin:.35rem 0}}
 .plain{{border-color:var(--line)}}
 .error{{margin:1rem 0;padding:.75rem 1rem;border-left:4px solid var(--no);background:var(--panel);
 white-space:pre-wrap;overflow-wrap:anywhere}}

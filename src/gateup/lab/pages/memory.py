@@ -12,7 +12,7 @@ from gateup.account.options import PlanOptions
 from gateup.account.plan import Plan, plan_opened
 from gateup.account.report import units
 from gateup.account.report.svg import Piece, stacked_columns
-from gateup.account.report.tables import at_peak, capacity, copyable, longest
+from gateup.account.report.tables import copyable
 from gateup.files.checkpoint import Checkpoint
 from gateup.lab import data_memory as data
 from gateup.lab.data_model import FORMATS, TP
@@ -124,8 +124,9 @@ class _View:
             phase=verdict.phase,
             capacity=units.tagged(plan.figures["device.capacity"]),
         )
-        lines = [peak, capacity(plan), at_peak(plan), longest(plan), *verdict.notes]
+        lines = [peak, *self._peak_lines(plan, verdict)]
         body = "".join(f"<p>{text(line)}</p>" for line in lines)
+        body += self.frame.quoted("".join(f"<p>{text(note)}</p>" for note in verdict.notes))
         if any(verdict.flags.values()):
             body += f"<p>{text(t('run_with'))}</p>" + self._flags(plan, dict(verdict.flags))
         css = "yes" if verdict.fits else "no"
@@ -134,13 +135,29 @@ class _View:
             out.append(f"<h2>{text(t('remedies'))}</h2><ol>")
             for remedy in verdict.remedies:
                 need = units.tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
+                changes = text("; ".join(remedy.changes))
                 out.append(
-                    f"<li><strong>{text('; '.join(remedy.changes))}</strong>: {text(need)}"
+                    f'<li><strong lang="en">{changes}</strong>: {text(need)}'
                     f'<p class="note">{text(t(f"loss.{remedy.loss}"))}</p>'
                     f"{self._flags(plan, dict(remedy.flags))}</li>"
                 )
             out.append("</ol>")
         return "".join(out)
+
+    def _peak_lines(self, plan: Plan, verdict: Verdict) -> list[str]:
+        """Where the capacity comes from, what fills the peak, the longest context."""
+        t, peak = self.frame.t, plan.memory.peak
+        memory, reserve = (units.tagged(plan.figures[f"device.{k}"]) for k in ("memory", "reserve"))
+        parts = (
+            f"{self.names[group]} {units.tagged(f)} ({units.share(f.value, peak)})"
+            for group, f in data.at_peak(plan).items()
+        )
+        most = units.tag(f"{verdict.max_context:,}", plan.memory.kind)
+        return [
+            t("less", memory=memory, reserve=reserve),
+            t("filled", parts=", ".join(parts)),
+            t("longest", tokens=most) if verdict.max_context else t("longest_none"),
+        ]
 
     def _flags(self, plan: Plan, flags: dict[str, str]) -> str:
         blocks = ("\n".join(copyable(plan, engine, given)) for engine, given in flags.items())
@@ -200,5 +217,6 @@ class _View:
         named += [(self.names[k], plan.figures[k]) for k in keys if k in plan.figures]
         rows = figure_list(named, self.frame.around, how=self.frame.state["how"])
         notes = "".join(f"<li>{text(note)}</li>" for note in plan.notes)
-        listed = f"<h2>{text(t('notes'))}</h2><ul>{notes}</ul>" if notes else ""
+        quoted = self.frame.quoted(f"<ul>{notes}</ul>")
+        listed = f"<h2>{text(t('notes'))}</h2>{quoted}" if notes else ""
         return f"<h2>{text(t('items'))}</h2>{rows}{listed}"

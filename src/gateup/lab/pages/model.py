@@ -217,9 +217,10 @@ class _View:
         css = {"error": "no", "warning": "warn", "note": "plain"}[finding.severity]
         parts = [finding.cause, finding.remedy]
         rest = "".join(f'<p class="note">{text(p)}</p>' for p in parts if p)
+        said = self.frame.quoted(f"<p>{text(finding.title)}</p>{rest}")
         return (
             f'<div class="verdict {css}"><strong>{text(self.names[finding.severity])}</strong> '
-            f"<code>{text(finding.rule)}</code><p>{text(finding.title)}</p>{rest}</div>"
+            f"<code>{text(finding.rule)}</code>{said}</div>"
         )
 
     async def _upload(self, event: events.UploadEventArguments) -> None:

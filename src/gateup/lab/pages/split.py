@@ -77,7 +77,7 @@ class _View:
 
     def _fault(self, found: data.Split) -> str:
         t = self.frame.t
-        lines = "".join(f"<p>{text(m.text)}</p>" for m in found.faults)
+        lines = self.frame.quoted("".join(f"<p>{text(m.text)}</p>" for m in found.faults))
         largest = text(t("largest", tp=found.largest))
         return (
             f'<div class="verdict no"><strong>{text(t("cannot"))}</strong>{lines}'

@@ -23,6 +23,8 @@ EN = {
     "previous": "Previous",
     "kept": "Your code is kept in {path}",
     "editor": "Your code",
+    "error.long": "too long for a solution",
+    "error.long.expected": "at most {most:,} bytes",
 }
 
 ZH = {
@@ -48,4 +50,6 @@ ZH = {
     "previous": "上一题",
     "kept": "你的代码保存在 {path}",
     "editor": "你的代码",
+    "error.long": "代码太长，不能作为解答",
+    "error.long.expected": "至多 {most:,} 字节",
 }

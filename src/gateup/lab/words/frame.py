@@ -22,6 +22,7 @@ EN = {
     "legend": "= exact · ≤ bound · ≈ estimate",
     "gone": "{name} is not known to this run of the lab; {default} is shown instead.",
     "too_large": "The file is larger than 1 MB, the limit for a config.json.",
+    "quoted": "gateup says:",
 }
 
 ZH = {
@@ -46,4 +47,5 @@ ZH = {
     "legend": "= 精确 · ≤ 上界 · ≈ 估计",
     "gone": "本次运行的实验室里没有 {name}；改为显示 {default}。",
     "too_large": "文件超过 1 MB，这是 config.json 的上限。",
+    "quoted": "gateup 的原文（英文）：",
 }

@@ -60,6 +60,10 @@ EN = {
     "mode_peak": "{mode}: peak of the MLP",
     "items": "Every use of memory",
     "notes": "Notes",
+    "longest": "Largest context that fits as stated: {tokens} tokens",
+    "longest_none": "No context fits as stated.",
+    "less": "{memory} less {reserve}",
+    "filled": "At the peak: {parts}",
 }
 
 ZH = {
@@ -120,4 +124,8 @@ ZH = {
     "mode_peak": "{mode}:MLP 的峰值",
     "items": "内存的每一项用途",
     "notes": "说明",
+    "longest": "按此设置可放下的最长上下文：{tokens} 个 token",
+    "longest_none": "按此设置，任何上下文都放不下。",
+    "less": "{memory} 减去预留 {reserve}",
+    "filled": "峰值时：{parts}",
 }

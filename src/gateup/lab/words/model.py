@@ -46,6 +46,11 @@ EN = {
     "findings": "gateup check, stored as {quant}, tensor parallel {tp}",
     "no_findings": "gateup check finds nothing.",
     "as_stored": "it is",
+    "error.heads": "hidden_size {hidden} is not a multiple of the {heads} attention heads",
+    "error.heads.expected": "{low} or {high}",
+    "error.heads.remedy": "change the number of heads along, or set head_dim in the config",
+    "error.upload": "the upload has {n:,} bytes",
+    "error.upload.expected": "at most {most:,}",
 }
 
 ZH = {
@@ -91,4 +96,9 @@ ZH = {
     "findings": "gateup check，格式 {quant}，张量并行 {tp}",
     "no_findings": "gateup check 没有发现问题。",
     "as_stored": "原样",
+    "error.heads": "hidden_size {hidden} 不是 {heads} 个注意力头的倍数",
+    "error.heads.expected": "{low} 或 {high}",
+    "error.heads.remedy": "同时更改头数，或在 config 中设置 head_dim",
+    "error.upload": "上传的文件有 {n:,} 字节",
+    "error.upload.expected": "至多 {most:,}",
 }

@@ -43,6 +43,9 @@ EN = {
     "fig.mlp": "of them in the MLPs",
     "fig.all_reduce": "summed by one all-reduce",
     "one_rank": "With one rank nothing is split.",
+    "error.no_mlp": "{name} has no MLP to split",
+    "error.no_experts": "expert parallel {ep}, and layers {layers} of {name} have no experts",
+    "error.no_experts.expected": "expert parallel 1",
 }
 
 ZH = {
@@ -85,4 +88,7 @@ ZH = {
     "fig.mlp": "其中 MLP",
     "fig.all_reduce": "一次 all-reduce 所求和的",
     "one_rank": "只有一个 rank 时没有切分。",
+    "error.no_mlp": "{name} 没有可切分的 MLP",
+    "error.no_experts": "专家并行度为 {ep}，而 {name} 的第 {layers} 层没有专家",
+    "error.no_experts.expected": "专家并行度 1",
 }
