@@ -183,11 +183,13 @@ def test_two_edited_fields(
     assert found.numbers["vocab_size.fits"] == 160
 
 
-def test_layers_that_are_never_loaded_are_a_warning(
+def test_layers_that_are_never_loaded_are_an_error(
     tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
 ) -> None:
     folder = write(tmp_path / "m", {**tiny, "num_hidden_layers": 2}, tensors_of(tiny))
-    assert only(check(folder).findings, "config.fields").severity == "warning"
+    found = only(check(folder).findings, "config.fields")
+    assert found.severity == "error"
+    assert "dropped at load with a line in a log" in found.cause
     folder = write(tmp_path / "n", {**tiny, "num_hidden_layers": 4}, tensors_of(tiny))
     assert only(check(folder).findings, "config.fields").severity == "error"
 

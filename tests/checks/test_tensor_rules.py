@@ -348,3 +348,71 @@ def test_a_tensor_that_the_index_forgot(
     file.write_text(json.dumps(index))
     found = only(check(folder).findings, "files.index")
     assert (found.severity, found.numbers) == ("error", {"tensors": 1})
+
+
+# ---- layers beyond the last, names of wrappers and of Meta ---------------------------------------
+
+
+def test_layers_beyond_the_last_are_dropped_or_predict(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    """Where another tensor is wrong too, no edit of the config is offered, and this rule speaks."""
+    more = tensors_of({**tiny, "num_hidden_layers": 5})
+    more["model.layers.0.mlp.up_proj.weight"] = (95, 63)
+    found = only(check(write(tmp_path / "m", tiny, more)).findings, "tensors.unexpected")
+    assert found.severity == "error"
+    assert "the files go on to layers 3-4" in found.cause
+    assert found.remedy.startswith("set num_hidden_layers to 5")
+    more["model.layers.4.eh_proj.weight"] = (64, 128)
+    report = check(write(tmp_path / "n", tiny, more))
+    both = [f for f in report.findings if f.rule == "tensors.unexpected"]
+    assert [(f.severity, f.numbers["tensors"]) for f in both] == [("error", 9), ("note", 10)]
+    predicting = tensors_of({**tiny, "num_hidden_layers": 4})
+    predicting["model.layers.3.eh_proj.weight"] = (64, 128)
+    report = check(write(tmp_path / "o", tiny, predicting))
+    assert {f.severity for f in report.findings} == {"note"}
+
+
+@pytest.mark.parametrize(
+    ("rename", "remedy"),
+    [
+        (lambda n: n.replace("layers.", "_fsdp_wrapped_module.layers."), "strip '_fsdp_wrapped"),
+        (lambda n: n.replace(".mlp.", ".mlp._orig_mod."), "strip '_orig_mod.'"),
+        (lambda n: "net._orig_mod." + n, "strip '_orig_mod.' from the names; strip 'net.'"),
+        (lambda n: "student." + n, "strip 'student.' from the names"),
+        (
+            lambda n: n.replace("mlp.gate_proj", "mlp.w1").replace("mlp.up_proj", "mlp.w3"),
+            "rename mlp.w1 to mlp.gate_proj, mlp.w3 to mlp.up_proj",
+        ),
+        (
+            lambda n: n.replace("mlp.down_proj", "feed_forward.w2"),
+            "rename feed_forward.w2 to mlp.down_proj (w2 is down: the order is gate, down, up)",
+        ),
+    ],
+)
+def test_names_that_wrappers_and_converters_leave(
+    tmp_path: Path,
+    write: Make,
+    tensors_of: Make,
+    tiny: Config,
+    only: Make,
+    rename: Callable[[str], str],
+    remedy: str,
+) -> None:
+    tensors = {rename(n): s for n, s in tensors_of(tiny).items()}
+    report = check(write(tmp_path / "m", tiny, tensors))
+    missing = only(report.findings, "tensors.missing")
+    assert remedy in missing.remedy
+    assert missing.numbers["elsewhere"] == missing.numbers["tensors"]
+    assert remedy in only(report.findings, "tensors.unexpected").remedy
+
+
+def test_names_of_something_else_get_no_such_hint(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    tensors = tensors_of(tiny)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.1.mlp.w9.weight"] = (96, 64)
+    report = check(write(tmp_path / "m", tiny, tensors))
+    assert only(report.findings, "tensors.missing").numbers["elsewhere"] == 0
+    assert "rename them if" in only(report.findings, "tensors.unexpected").remedy

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateup.checks.context import Context
 from gateup.checks.edits import Edit
-from gateup.checks.finding import Evidence, Finding, Severity
+from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 from gateup.checks.shapes import (
     Width,
@@ -46,8 +46,6 @@ def fields(context: Context) -> Iterable[Finding]:
     before = context.checkpoint.mismatches
     wrong = [m for m in before if m.kind in ("shape", "absent", "partly", "beyond", "unknown")]
     count = sum(len(m.tensors) or len(m.rows) for m in wrong)
-    only_more = all(m.kind == "beyond" for m in wrong)
-    severity: Severity = "warning" if only_more else "error"
     source = context.source("config")
     said = ", ".join(f"{_key(context, k)} {_value(old)}" for k, (old, _) in edit.changes.items())
     fits = ", ".join(f"{_key(context, k)} {_value(new)}" for k, (_, new) in edit.changes.items())
@@ -57,7 +55,7 @@ def fields(context: Context) -> Iterable[Finding]:
         numbers[f"{key}.fits"] = new
     yield Finding(
         "config.fields",
-        severity,
+        "error",
         f"{many(count, 'tensor')} {'differs' if count == 1 else 'differ'} from the config: it says "
         f"{said}, the files fit {fits}",
         tuple(_evidence(wrong, source)),
@@ -104,7 +102,8 @@ def _evidence(mismatches: Sequence[Mismatch], source: str) -> Iterable[Evidence]
 # Field -> what is usually behind it.
 _REASONS: Mapping[str, str] = {
     "vocab_size": "The embedding was resized, or never was, and config.json says otherwise.",
-    "num_hidden_layers": "Layers were added or removed and config.json was not.",
+    "num_hidden_layers": "Layers were added or removed and config.json was not. What is beyond its "
+    "number is dropped at load with a line in a log; what is missing is made up at random.",
     "tie_word_embeddings": "There is no head in the files: it is the embedding. Untied, a loader "
     "fills the head with random numbers.",
     "mlp_bias": "The MLPs' biases are in the files; a loader drops what is not declared.",

@@ -50,8 +50,8 @@ MAX_EDITS = 3
 # Headers matched in all trials together: 0.6 s. A model of 723 tensors gets 80 trials.
 MAX_MATCHED = 60_000
 # What multi-token prediction adds to its layer; such layers are not part of num_hidden_layers.
-_PREDICTION = re.compile(r"\.(?:eh_proj|enorm|hnorm|shared_head|mtp)\b|(?:^|\.)mtp\.|nextn")
-_LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
+PREDICTION = re.compile(r"\.(?:eh_proj|enorm|hnorm|shared_head|mtp)\b|(?:^|\.)mtp\.|nextn")
+LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 Value = int | bool
 
@@ -173,9 +173,9 @@ def _layers(headers: tuple[TensorHeader, ...]) -> int | None:
     """Layers that the files number; None where some of them are for multi-token prediction."""
     highest = -1
     for t in headers:
-        match = _LAYER.search(t.name)
+        match = LAYER.search(t.name)
         if match:
-            if _PREDICTION.search(t.name):
+            if PREDICTION.search(t.name):
                 return None
             highest = max(highest, int(match[1]))
     return highest + 1

@@ -19,12 +19,12 @@ INTRODUCTION = """\
 
 `gateup check MODEL` looks at headers and settings and reports what is wrong, what shows it, why it
 happens and what to do, with numbers. With `--deep` it also reads every weight and runs a short text
-through the model, a layer at a time (the rules under [deep](#deep), which need torch:
-`pip install "gateup[torch]"`). The text needs the tokenizer: in the GGUF, as `tokenizer.json` beside
-the model, or in the folder that `--tokenizer` names; without one only the rules that read weights
-alone are looked at, and the report says so. This page is made from the rules themselves
-(`python -m gateup.checks.pages docs/checks.md`); `gateup check --list` and
-`gateup check --explain RULE` print the same.
+through the model, a layer at a time (the rules under [deep](#deep), which need torch: `pip install
+"gateup[torch]"`). The text needs the tokenizer: in the GGUF, as `tokenizer.json` beside the model,
+or in the folder that `--tokenizer` names; without one only the rules that read weights alone are
+looked at, and the report says so. This page is made from the rules themselves (`python -m
+gateup.checks.pages docs/checks.md`); `gateup check --list` and `gateup check --explain RULE` print
+the same.
 
 | severity | meaning |
 |---|---|

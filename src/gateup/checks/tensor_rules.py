@@ -7,12 +7,20 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from gateup.checks.context import Context
-from gateup.checks.finding import Evidence, Finding
+from gateup.checks.edits import LAYER, PREDICTION
+from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.fused import fused_layers
+from gateup.checks.name_rules import found_as
 from gateup.checks.rule import rule
-from gateup.checks.words import SHOWN, where
-from gateup.errors import GateupError, TruncatedError
-from gateup.files.header import listed, many
+from gateup.checks.words import SHOWN, in_layers, where
+from gateup.errors import (
+    ConfigError,
+    GateupError,
+    HeaderError,
+    TruncatedError,
+    UnknownArchitectureError,
+)
+from gateup.files.header import TensorHeader, listed, many
 from gateup.model.spec import MoESpec, TensorSpec
 
 
@@ -54,10 +62,19 @@ def unreadable(error: GateupError) -> Finding:
         rule="files.readable",
         severity="error",
         title=error.what,
-        evidence=(Evidence(error.where or "", error.what, error.expected or ""),),
-        cause="The file does not hold what it should, or not all of it.",
+        evidence=(Evidence(error.where or "the input", "cannot be used", error.expected or ""),),
+        cause=_why_unreadable(error),
         remedy=error.remedy or "",
     )
+
+
+def _why_unreadable(error: GateupError) -> str:
+    """Why, where that is another thing than the title says; "" otherwise."""
+    if isinstance(error, UnknownArchitectureError):
+        return "Nothing is guessed: an architecture is described here, or it is refused."
+    if isinstance(error, HeaderError | ConfigError):
+        return "The file does not hold what it should, or not all of it."
+    return ""
 
 
 @rule("files.index", "The index agrees with its shards", needs=["headers"])
@@ -183,34 +200,37 @@ def missing(context: Context) -> Iterable[Finding]:
             else (f"{many(len(rows), 'tensor')} in no file ({params:,} parameters)")
         )
         source = context.source("config")
-        prefix, there = _elsewhere(context, rows)
+        names = [t.name for t in _unknown(context)]
+        there = found_as(names, rows)
         shown = listed([*m.names], SHOWN) if partly else listed([r.name for r in rows], SHOWN)
         yield Finding(
             "tensors.missing",
             "error",
             f"{what}: {where(rows)}",
             (Evidence(shown, "absent", _shapes(rows), source),),
-            f"{there:,} of them are there with {prefix!r} in front of the name: a wrapper's."
+            f"{there.tensors:,} of them are there {there.how}."
             if there
             else "The files are not the whole model that config.json describes, or they use names "
             "that the architecture does not have.",
-            f"strip {prefix!r} from the names"
+            there.remedy
             if there
             else "fetch all files of one revision; if the names differ, convert the checkpoint to "
             "those of its architecture",
-            {"tensors": len(rows), "params": params, "elsewhere": there},
+            {"tensors": len(rows), "params": params, "elsewhere": there.tensors if there else 0},
         )
 
 
-def _elsewhere(context: Context, rows: Sequence[TensorSpec]) -> tuple[str, int]:
-    """(prefix, how many of the rows the files have under it)."""
-    names = {t.name for m in context.mismatches("unknown") for t in m.tensors}
-    for row in rows[:3]:
-        for name in names:
-            if name.endswith("." + row.name):
-                prefix = name.removesuffix(row.name)
-                return prefix, sum(prefix + r.name in names for r in rows)
-    return "", 0
+def _unknown(context: Context) -> list[TensorHeader]:
+    return [t for m in context.mismatches("unknown") for t in m.tensors]
+
+
+def renaming(context: Context, tensors: Sequence[TensorHeader]) -> str:
+    """What to do with names that the architecture does not have."""
+    rows = [r for m in context.mismatches("absent", "partly") for r in m.rows]
+    there = found_as([t.name for t in tensors], rows)
+    if there:
+        return there.remedy
+    return "rename them if they are the model's own; otherwise leave them out when saving"
 
 
 def _shapes(rows: Sequence[TensorSpec]) -> str:
@@ -280,45 +300,83 @@ _HARMLESS = re.compile(r"rotary_emb|inv_freq|position_ids|masked_bias|rope_freqs
 )
 def unexpected(context: Context) -> Iterable[Finding]:
     """Tensors outside the description are skipped at load. That is right for a vision tower or for
-    the extra layer of multi-token prediction, and wrong for weights under another name.
+    the extra layer of multi-token prediction, and wrong for weights under another name, and for
+    layers beyond num_hidden_layers: the model runs without them.
 
     Example: a checkpoint saved through torch.compile and a wrapper has names like
     net._orig_mod.layers.0.mlp.gate_proj.weight: none of them is loaded.
     """
     known = {r.name.removesuffix(".weight") for r in context.spec.rows}
     fused = fused_layers(context)
+    own = {t.name for tensors in fused.values() for t in tensors}
     for m in context.mismatches("unknown", "beyond", "tower"):
         tensors = [
             t
             for t in m.tensors
-            if not _HARMLESS.search(t.name)
-            and not _bias_of(t.name, known)
-            and all(t not in own for own in fused.values())
+            if not _HARMLESS.search(t.name) and not _bias_of(t.name, known) and t.name not in own
         ]
-        if not tensors:
-            continue
-        elements = sum(prod(t.shape) for t in tensors)
-        reason = {
-            "unknown": "They have no place in " + context.spec.architecture + ".",
-            "beyond": f"config.json says {context.spec.num_layers} layers; these belong to later "
-            "ones (multi-token prediction, usually), which are not loaded.",
-            "tower": "The checkpoint is a model of several kinds of input; the text part is what "
-            "is described.",
-        }[m.kind]
-        yield Finding(
-            "tensors.unexpected",
-            "warning" if m.kind == "unknown" else "note",
-            f"{many(len(tensors), 'tensor')} ({elements:,} elements) outside the description",
-            tuple(
-                Evidence(t.name, str(list(t.shape)), "no such tensor", context.source("config"))
-                for t in tensors
-            ),
-            reason,
-            "rename them if they are the model's own; otherwise leave them out when saving"
-            if m.kind == "unknown"
-            else "",
-            {"tensors": len(tensors), "elements": elements},
+        if m.kind == "beyond":
+            yield from _beyond(context, tensors)
+        elif tensors:
+            unknown = m.kind == "unknown"
+            yield _outside(
+                context,
+                "warning" if unknown else "note",
+                tensors,
+                f"They have no place in {context.spec.architecture}."
+                if unknown
+                else "The checkpoint is a model of several kinds of input; the text part is what "
+                "is described.",
+                renaming(context, tensors) if unknown else "",
+            )
+
+
+def _beyond(context: Context, tensors: Sequence[TensorHeader]) -> Iterable[Finding]:
+    """Layers after the last one described: of multi-token prediction, or dropped by mistake."""
+    count = context.spec.num_layers
+    layers: dict[int, list[TensorHeader]] = {}
+    for t in tensors:
+        match = LAYER.search(t.name)
+        layers.setdefault(int(match[1]) if match else count, []).append(t)
+    extra = {i for i, ts in layers.items() if any(PREDICTION.search(t.name) for t in ts)}
+    predicting = [t for i in sorted(extra) for t in layers[i]]
+    dropped = {i: ts for i, ts in sorted(layers.items()) if i not in extra}
+    if predicting:
+        yield _outside(
+            context,
+            "note",
+            predicting,
+            f"config.json says {count} layers; these belong to later ones, of multi-token "
+            "prediction, which are not loaded.",
+            "",
         )
+    if dropped:
+        yield _outside(
+            context,
+            "error",
+            [t for ts in dropped.values() for t in ts],
+            f"config.json says {count} layers, the files go on to {in_layers(dropped)}. These are "
+            "dropped at load with a line in a log, and the model runs without them.",
+            f"set num_hidden_layers to {max(dropped) + 1}, or leave these layers out when saving",
+        )
+
+
+def _outside(
+    context: Context, severity: Severity, tensors: Sequence[TensorHeader], why: str, remedy: str
+) -> Finding:
+    elements = sum(prod(t.shape) for t in tensors)
+    return Finding(
+        "tensors.unexpected",
+        severity,
+        f"{many(len(tensors), 'tensor')} ({elements:,} elements) outside the description",
+        tuple(
+            Evidence(t.name, str(list(t.shape)), "no such tensor", context.source("config"))
+            for t in tensors
+        ),
+        why,
+        remedy,
+        {"tensors": len(tensors), "elements": elements},
+    )
 
 
 @rule("tensors.duplicate", "No tensor is stored twice", needs=["headers"])
