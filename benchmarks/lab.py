@@ -2,6 +2,7 @@
 README's screenshot.
 
     python benchmarks/lab.py
+    python benchmarks/lab.py --neurons               the Neurons page alone, on the demo model
     python benchmarks/lab.py --screenshot docs/lab.png
 
 Needs a Chromium on PATH (Debian: apt-get install chromium) and the packages of .[lab,test].
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-RUNS, MOVES = 5, 24
+RUNS, MOVES, TEXTS = 5, 24, 12
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--no-sandbox",  # as root there is none to be had
@@ -148,6 +149,53 @@ def answers(page: Any, base: str) -> dict[str, list[float]]:
     return taken
 
 
+def neurons(page: Any, home: Path) -> dict[str, list[float]]:
+    """Seconds until the Neurons page has its numbers, torch and the demo model read for them; then
+    milliseconds from another text, of 5 or of 64 tokens, to its numbers, and from another layer."""
+    taken: dict[str, list[float]] = {"first": [], "5 tokens": [], "64 tokens": [], "layer": []}
+    for _ in range(RUNS):
+        with running_lab(home) as url:
+            page.goto(url)
+            page.wait_for_selector("main footer")
+            begun = time.perf_counter()
+            page.goto(url.partition("/?")[0] + "/neurons?text=0+1")
+            page.wait_for_function("document.querySelectorAll('main h2').length >= 5")
+            taken["first"].append(time.perf_counter() - begun)
+            for i in range(TEXTS // RUNS + 1):
+                text = page.locator("input[aria-label=Text]")
+                for name, words in (("5 tokens", f"a b c d {i}"), ("64 tokens", f"{i}" * 64)):
+                    text.fill(words)
+                    taken[name].append(_answered(page, "main .figures", 0, "Tab"))
+                    text.focus()
+            # From the last layer's numbers to the first's: a click on a chart's first cell.
+            page.evaluate("window.scrollTo(0, 300)")
+            x, y = page.evaluate(_FIRST_CELL)
+            taken["layer"].append(_answered(page, "main h2", 1, (x, y)))
+    return taken
+
+
+_FIRST_CELL = """() => {
+  const plot = document.querySelectorAll('.js-plotly-plot')[0], box = plot.getBoundingClientRect();
+  const {xaxis, yaxis} = plot._fullLayout;
+  return [box.left + xaxis._offset + xaxis.d2p(0), box.top + yaxis._offset + yaxis.d2p(0)];
+}"""
+
+
+def _answered(page: Any, selector: str, place: int, action: str | tuple[float, float]) -> float:
+    """Milliseconds from a key or a click until the text at `selector` is another."""
+    page.wait_for_timeout(300)
+    page.evaluate(_ANSWER, [selector, place])
+    if isinstance(action, str):
+        page.keyboard.press(action)
+    else:
+        page.mouse.click(*action)
+    found = page.evaluate("window.answer")
+    if found is None:
+        raise RuntimeError(f"{selector}: nothing answered")
+    milliseconds: float = found
+    return milliseconds
+
+
 def screenshot(path: Path, profile: Path, home: Path) -> None:
     """The Gate page, as the README shows it."""
     with running_lab(home) as url, browser(profile, 1180, 1020) as context:
@@ -160,9 +208,20 @@ def screenshot(path: Path, profile: Path, home: Path) -> None:
         page.screenshot(path=str(path))
 
 
+def show_neurons(taken: dict[str, list[float]]) -> None:
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores; median (least to most)")
+    for name, each in taken.items():
+        unit = "s" if name == "first" else "ms"
+        digits = 2 if name == "first" else 0
+        low, middle, high = (f"{f(each):.{digits}f}" for f in (min, statistics.median, max))
+        print(f"neurons, {name:10} {middle:>6} {unit} ({low} to {high})")
+    print(json.dumps({name: statistics.median(each) for name, each in taken.items()}))
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     words.add_argument("--screenshot", type=Path, help="write this PNG and measure nothing")
+    words.add_argument("--neurons", action="store_true", help="measure the Neurons page alone")
     asked = words.parse_args()
     if CHROMIUM is None:
         raise SystemExit("there is no chromium on PATH")
@@ -174,6 +233,9 @@ def main() -> None:
             return
         with browser(profile) as context:
             page = context.pages[0]
+            if asked.neurons:
+                show_neurons(neurons(page, home))
+                return
             starts = first_pages(page, home)
             with running_lab(home) as url:
                 page.goto(url)
