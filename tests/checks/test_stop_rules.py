@@ -12,6 +12,7 @@ from gateup.checks import stop_rules
 from gateup.checks.context import Context
 from gateup.checks.finding import Finding
 from gateup.checks.rule import rules_of
+from gateup.checks.stop_rules import CLASS_DEFAULTS
 from gateup.checks.tokenizer_files import TokenizerInfo
 from gateup.model.presets import PRESETS
 
@@ -146,6 +147,34 @@ def test_the_last_id_is_one_less_than_the_size(described: Described) -> None:
     assert found.title == "pad_token_id 32000 is outside the vocabulary of 32,000"
     assert found.evidence[0].expected == "0 to 31,999"
     assert run(described, "llama-2-7b", pad_token_id=32000, vocab_size=32001) == []
+
+
+def test_default_ids_are_those_of_the_classes() -> None:
+    from transformers import CONFIG_MAPPING
+
+    for family in ("llama", "qwen3", "gemma", "mixtral", "gpt_oss", "deepseek_v3", *CLASS_DEFAULTS):
+        theirs = CONFIG_MAPPING[family]()
+        ids = {getattr(theirs, f"{k}_token_id", None) for k in ("bos", "eos", "pad")}
+        assert {i for i in ids if i and i > 2} == CLASS_DEFAULTS.get(family, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "number"),
+    [
+        ("llama-3-8b", "eos_token_id", 128009),
+        ("phi-3-mini", "pad_token_id", 32007),
+        ("qwen2.5-7b", "bos_token_id", 151643),
+        ("gpt2", "eos_token_id", 1000),
+    ],
+)
+def test_an_id_that_someone_typed_is_no_default(
+    described: Described, preset: str, key: str, number: int
+) -> None:
+    """However small the vocabulary."""
+    others = dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), 0)
+    found = run(described, preset, vocab_size=64, **{**others, key: number})
+    assert [f.severity for f in found if f.rule == "generation.tokens"] == ["error"]
+    assert "default" not in found[0].cause
 
 
 def test_vocabularies_of_tests_keep_default_ids(described: Described) -> None:

@@ -67,18 +67,18 @@ def gguf_rope(context: Context) -> Iterable[Finding]:
     names = {h.name for h in context.checkpoint.headers}
     yield from _by_itself(context, scaling, names)
     twins = [p for p in known.nearest(context.spec) if _exact(context, p.config)]
-    kinds = [_scaled(p.config) for p in twins]
+    kinds = [full_scaling(p.config) for p in twins]
     if kinds and all(kinds):
         first = kinds[0]
         assert first is not None
-        yield from _against(context, scaling, names, twins[0].name, first)
+        yield from against(context, scaling, names, twins[0].name, first)
 
 
 def _exact(context: Context, config: Mapping[str, Any]) -> bool:
     return config.get("max_position_embeddings") == context.spec.max_position_embeddings
 
 
-def _scaled(config: Mapping[str, Any]) -> Rope | None:
+def full_scaling(config: Mapping[str, Any]) -> Rope | None:
     """The scaling of the layers that see everything; None where there is none."""
     found = [r for r in ropes(config) if not r.where.endswith("sliding_attention")]
     return next((r for r in found if r.kind not in ("", "default")), None)
@@ -135,7 +135,7 @@ def _by_itself(context: Context, s: Scaling, names: set[str]) -> Iterable[Findin
             )
 
 
-def _against(
+def against(
     context: Context, s: Scaling, names: set[str], twin: str, wanted: Rope
 ) -> Iterable[Finding]:
     """What a known model of the same sizes and length has."""

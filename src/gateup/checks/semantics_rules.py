@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from difflib import get_close_matches
 
 from gateup.account.kv import kv_nbytes
 from gateup.checks import known
@@ -12,21 +12,41 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 from gateup.checks.words import written
 from gateup.errors import GateupError
+from gateup.files.header import clip
 from gateup.model import presets
 from gateup.model.families import build_spec
 from gateup.model.families.base import ACTIVATIONS
 from gateup.model.spec import AttentionSpec
 
 GEMMA = ("gemma", "gemma2", "gemma3", "gemma3_text")
-# transformers' names of activations that configs here may hold [source: transformers 5.24 ACT2FN].
+# transformers' names of activations [source: transformers 5.24 ACT2FN].
 TRANSFORMERS_ACTS = frozenset(
     {
-        *("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "linear"),
-        *("relu", "relu2", "sigmoid", "silu", "swish"),
+        *("gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh"),
+        *("gelu_python_tanh", "gelu_accurate", "hardswish", "laplace", "leaky_relu", "linear"),
+        *("mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus"),
+        *("swish", "tanh", "prelu", "xielu"),
     }
 )
+# The field that a family's class looks up; "" where it looks up none. Others: hidden_act.
+ACT_KEYS = {
+    "gpt2": "activation_function",
+    "gemma2": "hidden_activation",
+    "gemma3": "hidden_activation",
+    "gemma3_text": "hidden_activation",
+    "gpt_oss": "",
+    "nemotron-nas": "",  # code of its own, beside the weights
+    "openelm": "",
+}
 # Spelling -> the one that every engine takes.
-PLAIN_SPELLING = {"swish": "silu", "swiglu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+PLAIN_SPELLING = {"swish": "silu"}
+# Names that transformers does not have -> what is meant.
+MEANT = {
+    "swiglu": "silu",
+    "geglu": "gelu_pytorch_tanh",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "identity": "linear",
+}
 CLASSIC = ("gpt2", "bert")
 EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
@@ -49,6 +69,8 @@ def _field(context: Context, key: str) -> str:
 def act(context: Context) -> Iterable[Finding]:
     """hidden_act names the function between gate and product. Nothing in the weights shows it.
 
+    A name that transformers does not know ("swiglu", "gelu_tanh", "identity") does not load.
+
     Aliases: "swish" is SiLU, "gelu_new", "gelu_fast" and "gelu_pytorch_tanh" are the tanh form of
     GELU, "gelu" the exact one. Engines that compare text (vLLM takes only "silu" for Llama) refuse
     an alias.
@@ -64,6 +86,10 @@ def act(context: Context) -> Iterable[Finding]:
     generation outright.
     """
     config, family = context.spec.config, context.spec.family
+    unknown = _unknown_act(context)
+    if unknown:
+        yield unknown
+        return
     if family in GEMMA:
         yield from _gemma_act(context)
         return
@@ -72,15 +98,12 @@ def act(context: Context) -> Iterable[Finding]:
         return
     plain = PLAIN_SPELLING.get(name, name)
     if plain != name:
-        known_there = name in TRANSFORMERS_ACTS
         yield Finding(
             "semantics.act",
-            "note" if known_there else "warning",
+            "note",
             f'hidden_act "{name}" is another name for "{plain}"',
             (Evidence("hidden_act", name, plain, _field(context, "hidden_act")),),
-            "vLLM compares the text and takes one spelling only."
-            if known_there
-            else "transformers has no activation of this name and cannot load the model.",
+            "vLLM compares the text and takes one spelling only.",
             f'write "{plain}"',
         )
     if ACTIVATIONS.get(name) != "silu":
@@ -93,6 +116,41 @@ def act(context: Context) -> Iterable[Finding]:
             " model speaks nonsense. A model retrained with it (ReLU for sparsity, say) is right.",
             'write "silu", unless this model was trained otherwise',
         )
+
+
+def _unknown_act(context: Context) -> Finding | None:
+    """A name that transformers cannot look up. A GGUF's comes from its architecture."""
+    config = context.spec.config
+    key = ACT_KEYS.get(context.spec.family, "hidden_act")
+    if context.checkpoint.kind == "gguf" or not key or key not in config:
+        return None
+    name = config[key]
+    optional = key != "hidden_act" or context.spec.family in GEMMA
+    if name in TRANSFORMERS_ACTS or (name is None and optional):
+        return None
+    near = MEANT.get(name) if isinstance(name, str) else None
+    if near is None and isinstance(name, str):
+        near = next(iter(get_close_matches(name.lower(), TRANSFORMERS_ACTS, 1, cutoff=0.75)), None)
+    return Finding(
+        "semantics.act",
+        "error",
+        f"transformers knows no activation {clip(name, 40)}",
+        (
+            Evidence(
+                key,
+                "null" if name is None else clip(name, 60),
+                near or "a name of ACT2FN: silu, gelu_pytorch_tanh, relu, …",
+                _field(context, key),
+            ),
+        ),
+        "It raises an error while it builds the model, before a weight is read."
+        + (
+            " A gated MLP is one by its architecture; only its gate's function is named."
+            if name in ("swiglu", "geglu")
+            else ""
+        ),
+        f'write "{near}"' if near else "use the value of the original config.json",
+    )
 
 
 def _like(context: Context) -> str:
@@ -402,71 +460,3 @@ def bias(context: Context) -> Iterable[Finding]:
                 "Biases in the files, if there are any, are dropped at load.",
                 "remove the key, or name an architecture that has these biases",
             )
-
-
-# Fields compared between two descriptions of one model, which GGUF metadata hold too.
-COMPARED = (
-    "rms_norm_eps",
-    "rope_theta",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "hidden_act",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-)
-
-
-@rule("semantics.same", "Two descriptions of one model say the same", needs=("base",))
-def same(context: Context) -> Iterable[Finding]:
-    """A GGUF carries its own copy of what config.json says, as metadata, and engines read only
-    that. A converter with a constant in place of a field leaves a file that loads and computes
-    something else: eps 1e-6 for Llama 2, rope base 10,000 for Llama 3, a context of 2,048.
-
-        gateup check model.gguf --base ORIGINAL
-        llama.attention.layer_norm_rms_epsilon 1e-06, rms_norm_eps 1e-05
-
-    Numbers in metadata are float32: 1e-05 comes back as 9.99999975e-06 and counts as equal.
-    """
-    if context.base is None:
-        return
-    spec, base = context.spec, context.base.spec
-    if (spec.family, spec.hidden_size, spec.num_layers) != (
-        base.family,
-        base.hidden_size,
-        base.num_layers,
-    ):
-        return  # another model: that is for the rules about bases
-    for key in COMPARED:
-        found, expected = _of(spec.config, key), _of(base.config, key)
-        if found is None or expected is None or _equal(found, expected):
-            continue
-        yield Finding(
-            "semantics.same",
-            "warning",
-            f"{key} is {str(found)[:40]}; {base.name} has {str(expected)[:40]}",
-            (Evidence(key, str(found)[:60], str(expected)[:60], f"{base.name}, field {key}"),),
-            "Both describe the same sizes, so one of the two was lost or made up on the way.",
-            "convert again from the original, or correct the field",
-            {"found": str(found)[:60], "expected": str(expected)[:60]},
-        )
-
-
-def _of(config: Mapping[str, Any], key: str) -> Any:
-    value = config.get(key)
-    if value is None and key == "rope_theta":
-        parameters = config.get("rope_parameters")
-        value = parameters.get(key) if isinstance(parameters, Mapping) else None
-    if value is None and key == "num_key_value_heads":
-        value = config.get("num_attention_heads")
-    return value
-
-
-def _equal(a: Any, b: Any) -> bool:
-    x, y = known.number(a), known.number(b)
-    if x is not None and y is not None:
-        return known.same(x, y)
-    if isinstance(a, str) and isinstance(b, str):
-        return ACTIVATIONS.get(a, a) == ACTIVATIONS.get(b, b)
-    return bool(a == b)
