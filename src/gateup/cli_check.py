@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from gateup.errors import UsageError
+from gateup.errors import GateupError, UsageError
+
+if TYPE_CHECKING:
+    from gateup.checks.report import CheckReport
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
 
@@ -63,6 +66,35 @@ def check(
     if list_rules or explain is not None:
         _print_rules(model, explain, as_json)
         return
+    try:
+        report = _report(
+            model,
+            adapter=adapter,
+            base=base,
+            tokenizer=tokenizer,
+            tp=tp,
+            quant=quant,
+            trainer=trainer,
+            generation=generation,
+            deep=deep,
+        )
+    except GateupError as error:
+        if as_json:
+            from gateup.checks.runner import refused
+
+            _print_json(refused(model or "", error).to_dict())
+        raise
+    _print_json(report.to_dict()) if as_json else report.print()
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _report(model: str | None, trainer: str | None, **asked: Any) -> CheckReport:
+    """The check of MODEL; of the model that the trainer's file names where there is none."""
+    if model is None and trainer is not None:
+        from gateup.checks.inputs import named_model
+
+        model = named_model(trainer)
     if model is None:
         raise UsageError(
             "no MODEL was given",
@@ -71,20 +103,7 @@ def check(
         )
     from gateup.deep.check import check as run
 
-    report = run(
-        model,
-        adapter=adapter,
-        base=base,
-        tokenizer=tokenizer,
-        tp=tp,
-        quant=quant,
-        trainer=trainer,
-        generation=generation,
-        deep=deep,
-    )
-    _print_json(report.to_dict()) if as_json else report.print()
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)
+    return run(model, trainer=trainer, **asked)
 
 
 def _print_rules(model: str | None, one: str | None, as_json: bool) -> None:

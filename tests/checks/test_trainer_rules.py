@@ -96,7 +96,7 @@ def one(values: dict[str, Any], rule: str, base: str = "llama-3-8b", **asked: An
 def test_healthy_files_pass_clean(values: dict[str, Any]) -> None:
     report = checked(values)
     assert [f"{f.rule}: {f.title}" for f in of(report)] == []
-    assert len([r for r in report.ran if r.startswith("trainer.")]) == 12
+    assert len([r for r in report.ran if r.startswith("trainer.")]) == 13
 
 
 def test_a_yaml_file_as_it_lies_on_disk(tmp_path: Path) -> None:
@@ -331,47 +331,6 @@ def test_e4_unsaid_is_a_note() -> None:
 )
 def test_e4_where_it_cannot_happen(values: dict[str, Any]) -> None:
     assert of(checked(values), "trainer.checkpointing") == []
-
-
-# --- template --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("template", "base"),
-    [("llama3", "llama-2-7b"), ("gemma2", "qwen3-4b"), ("llama3", "mistral-7b")],
-)
-def test_a_template_of_another_family(template: str, base: str) -> None:
-    f = one(HEALTHY | {"template": template}, "trainer.template", base)
-    assert f.severity == "warning"
-    assert f"template {template} writes" in f.title
-
-
-@pytest.mark.parametrize(
-    ("template", "base"),
-    [
-        ("llama3", "llama-3.1-8b"),
-        ("gemma3", "gemma-3-4b"),
-        ("qwen", "smollm2-1.7b"),
-        ("default", "llama-2-7b"),
-        ("no_such", "llama-2-7b"),
-        (["llama3"], "llama-2-7b"),
-    ],
-)
-def test_templates_that_may_be_right(template: Any, base: str) -> None:
-    assert of(checked(HEALTHY | {"template": template}, base), "trainer.template") == []
-
-
-def test_with_a_tokenizer_it_is_certain(tmp_path: Path) -> None:
-    added = [{"id": 2, "content": "<|im_start|>"}]
-    text = '{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": %s}'
-    path = tmp_path / "tokenizer.json"
-    path.write_text(text % str(added).replace("'", '"'))
-    f = one(HEALTHY | {"template": "qwen"}, "trainer.template", tokenizer=tmp_path)
-    assert [e.subject for e in f.evidence] == ["<|im_end|>"]
-    added.append({"id": 3, "content": "<|im_end|>"})
-    path.write_text(text % str(added).replace("'", '"'))
-    report = checked(HEALTHY | {"template": "qwen"}, tokenizer=tmp_path)
-    assert of(report, "trainer.template") == []
 
 
 # --- odd input -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from gateup.checks.edits import Edit, find_edit
 from gateup.checks.measured import Trial, WeightScan
 from gateup.checks.tokenizer_files import TokenizerInfo
+from gateup.checks.trainer_model import NamedModel
 from gateup.errors import GateupError
 from gateup.files.adapter import Adapter
 from gateup.files.checkpoint import Checkpoint
@@ -60,6 +61,7 @@ class Context:
     tp              tensor-parallel degree asked about
     quant           format asked about: "q4_k_m", "awq:128", "fp8:128"
     trainer         a trainer's settings (LLaMA-Factory YAML, TrainingArguments, …), raw
+    trainer_base    the model that those settings name
     trainer_state   trainer_state.json of a run, raw
     generation      generation_config.json or the like, raw
     sources         part -> the file it was read from, for evidence
@@ -82,6 +84,7 @@ class Context:
     tp: int | None = None
     quant: str | None = None
     trainer: Mapping[str, Any] | None = None
+    trainer_base: NamedModel | None = None
     trainer_state: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from gateup.checks.context import Context
 from gateup.checks.tokenizer_files import TokenizerInfo, find_tokenizer, read_tokenizer
-from gateup.errors import ConfigError, GateupError, InputError, UsageError
-from gateup.files.adapter import CONFIG, Adapter, read_adapter
+from gateup.checks.trainer_model import KEYS, located, name_in, read_named
+from gateup.errors import ConfigError, GateupError, InputError, TruncatedError, UsageError
+from gateup.files.adapter import CONFIG, WEIGHTS, Adapter, read_adapter
 from gateup.files.adapter_zero import zero_halves
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.files.config_json import read_json
@@ -26,6 +27,7 @@ MAX_YAML_BYTES = 256 << 10
 MAX_ALIASES = 16
 MAX_DIGITS = 40  # of one number; YAML 1.1 also spells them in base 60, which grows without end
 MAX_DEPTH = 32
+ADAPTER_FILES = (CONFIG, WEIGHTS)
 STATE = "trainer_state.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -101,6 +103,7 @@ def read_context(checkpoint: Checkpoint, request: Request) -> Context:
         tp=request.tp,
         quant=request.quant,
         trainer=trainer,
+        trainer_base=None if trainer is None else read_named(trainer, _beside(request.trainer)),
         trainer_state=state,
         generation=_generation(request.generation, folder, side),
         template=_first(side, "template", TEMPLATE, folders, _read_text),
@@ -115,17 +118,69 @@ def _others(checkpoint: Checkpoint, request: Request) -> tuple[Checkpoint | None
     if checkpoint.adapter is not None:
         if request.adapter is not None:
             raise UsageError(
-                "the model is an adapter's folder, and --adapter names another adapter",
+                "the model is an adapter's folder, and --adapter names another",
                 remedy="check one adapter at a time: gateup check BASE --adapter ADAPTER",
             )
         return None, checkpoint.adapter
-    base = None if request.base is None else open_model(request.base)
+    base = None if request.base is None else _compared(request.base)
     if request.adapter is None:
         return base, None
-    folder = Path(request.adapter).expanduser()
-    if not folder.exists():
-        raise InputError("there is no such adapter folder", where=str(folder))
-    return base, read_adapter(folder if folder.is_dir() else folder.parent)
+    return base, read_adapter(adapter_folder(Path(request.adapter).expanduser()))
+
+
+def _compared(ref: str | Path) -> Checkpoint:
+    """The second model. Raises InputError, of an adapter too: it is none."""
+    path = Path(ref).expanduser()
+    if names_adapter(path):
+        raise InputError(
+            f"the base {clip(str(ref))} that was given is an adapter, not a model",
+            where=str(path),
+            expected="a second model to compare with",
+            remedy=f"to check the adapter on the model: gateup check MODEL --adapter {path}",
+        )
+    try:
+        return open_model(ref)
+    except TruncatedError:
+        raise
+    except InputError as e:
+        what = f"the base {clip(str(ref))} that was given cannot be opened: {e.what}"
+        raise type(e)(what, where=e.where, expected=e.expected, remedy=e.remedy) from None
+
+
+def names_adapter(path: Path) -> bool:
+    """Whether it is an adapter's folder, or a file of one."""
+    try:
+        if path.name in ADAPTER_FILES:
+            return path.is_file()
+        return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+    except (OSError, ValueError):  # too long a name, a NUL character in it
+        return False
+
+
+def adapter_folder(path: Path) -> Path:
+    """The folder of the adapter that was named, itself or by a file in it. Raises InputError."""
+    expected = f"a folder with {CONFIG} and {WEIGHTS}"
+    if not path.exists():
+        raise InputError("there is no such adapter folder", where=str(path), expected=expected)
+    if path.is_file() and path.name not in ADAPTER_FILES:
+        raise InputError(
+            f"the adapter {path.name} is a file that is no part of one",
+            where=str(path),
+            expected=expected,
+        )
+    folder = path if path.is_dir() else path.parent
+    if (folder / CONFIG).is_file():
+        return folder
+    names = names_in(folder)
+    if "config.json" in names:
+        raise InputError(
+            "the adapter that was given is a model, not an adapter",
+            where=str(folder),
+            expected=expected,
+            remedy=f"to compare two models: gateup check MODEL --base {folder}",
+        )
+    holds = "holds no files" if not names else f"has no {CONFIG}"
+    raise InputError(f"the adapter's folder {holds}", where=str(folder), expected=expected)
 
 
 def _folder(checkpoint: Checkpoint) -> Path | None:
@@ -194,6 +249,25 @@ def _trainer(
     part = "trainer_state" if "log_history" in values else "trainer"
     side.sources[part] = where
     return (None, values) if part == "trainer_state" else (values, None)
+
+
+def _beside(asked: Settings | None) -> Path | None:
+    """The folder of a settings file."""
+    return Path(asked).expanduser().parent if isinstance(asked, str | Path) else None
+
+
+def named_model(trainer: str | Path) -> str:
+    """The model that a trainer's file names, as `open_model` takes it. Raises GateupError."""
+    path = Path(trainer).expanduser()
+    found = name_in(read_settings(path))
+    if found is None:
+        raise UsageError(
+            "no MODEL was given, and the trainer's file names none",
+            where=str(path),
+            expected=f"MODEL, or {KEYS[0]} in the file",
+        )
+    local = located(found[1], path.parent)
+    return found[1] if local is None else str(local)
 
 
 def _generation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from gateup.checks import (
@@ -27,17 +28,19 @@ from gateup.checks import (
     stop_rules,
     template_rules,
     tensor_rules,
+    trainer_base_rules,
     trainer_rules,
     trainer_size_rules,
     vocab_rules,
 )
 from gateup.checks.context import NEEDS, Context
 from gateup.checks.finding import SEVERITIES, Finding
-from gateup.checks.inputs import Request, Settings, read_context
+from gateup.checks.inputs import Request, Settings, adapter_folder, names_adapter, read_context
 from gateup.checks.report import CheckReport
 from gateup.checks.rule import Rule, rules_of
 from gateup.errors import GateupError, UsageError
-from gateup.files.checkpoint import open_model
+from gateup.files.adapter import read_adapter
+from gateup.files.checkpoint import Checkpoint, open_model
 
 # Modules whose rules run.
 MODULES = (
@@ -62,6 +65,7 @@ MODULES = (
     stop_rules,
     template_rules,
     tensor_rules,
+    trainer_base_rules,
     trainer_rules,
     trainer_size_rules,
     vocab_rules,
@@ -134,11 +138,34 @@ def check(
     try:
         checkpoint = open_model(ref, base=base)
     except GateupError as error:
-        if not _is_there(ref):
-            raise
-        return CheckReport(str(ref), (tensor_rules.unreadable(error),))
+        other = _given_base(ref, request)
+        if other is None:
+            if not _is_there(ref):
+                raise
+            return refused(str(ref), error)
+        # Another model's adapter: rules say more of that than the refusal.
+        checkpoint, request = other, replace(request, adapter=ref, base=None)
     context = read_context(checkpoint, request)
     return run_rules(context if measure is None else measure(context))
+
+
+def _given_base(ref: str | Path, request: Request) -> Checkpoint | None:
+    """The base given for an adapter's folder, opened by itself; None where it cannot be."""
+    if request.base is None or request.adapter is not None:
+        return None
+    try:
+        if not names_adapter(Path(ref).expanduser()):
+            return None
+        base = open_model(request.base)
+        read_adapter(adapter_folder(Path(ref).expanduser()))
+    except (GateupError, RuntimeError):  # ~user without a home
+        return None
+    return base if base.adapter is None else None
+
+
+def refused(ref: str, error: GateupError) -> CheckReport:
+    """The report of a check that could not begin."""
+    return CheckReport(ref, (tensor_rules.unreadable(error),))
 
 
 def _is_there(ref: str | Path) -> bool:

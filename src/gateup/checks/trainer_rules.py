@@ -21,23 +21,6 @@ from gateup.checks.trainer_files import TrainerRun, read_run
 from gateup.checks.trainer_keys import ELSEWHERE, KNOWN
 from gateup.files.header import clip, listed, many
 
-# Special tokens that LLaMA-Factory's templates write.
-TEMPLATE_TOKENS: Mapping[str, tuple[str, ...]] = {
-    "llama3": ("<|start_header_id|>", "<|eot_id|>"),
-    "llama4": ("<|header_start|>", "<|eot|>"),
-    "qwen": ("<|im_start|>", "<|im_end|>"),
-    "qwen3": ("<|im_start|>", "<|im_end|>"),
-    "qwen3_nothink": ("<|im_start|>", "<|im_end|>"),
-    "chatml": ("<|im_start|>", "<|im_end|>"),
-    "gemma": ("<start_of_turn>", "<end_of_turn>"),
-    "gemma2": ("<start_of_turn>", "<end_of_turn>"),
-    "gemma3": ("<start_of_turn>", "<end_of_turn>"),
-    "phi": ("<|user|>", "<|end|>"),
-    "phi4": ("<|im_start|>", "<|im_sep|>"),
-}
-# Rows an embedding needs for a template's tokens to exist at all: their ids in the one tokenizer
-# that has them.
-TEMPLATE_ROWS = {"llama3": 128_256, "llama4": 200_000, "gemma": 256_000}
 # Unknown keys that are compared with the known ones, at 0.8 ms each.
 MAX_UNKNOWN = 500
 
@@ -415,47 +398,6 @@ def checkpointing(context: Context) -> Iterable[Finding]:
         "model.enable_input_require_grads() before training.",
         {},
     )
-
-
-@rule(
-    "trainer.template",
-    "The template's tokens are in the tokenizer",
-    needs=["trainer"],
-    worst="warning",
-)
-def template(context: Context) -> Iterable[Finding]:
-    """A chat template marks turns with special tokens. Where the tokenizer does not have them they
-    are cut into ordinary pieces: training runs, the model learns to spell them, and the serving
-    side, which stops at the real token, never stops.
-
-    Example: `template: llama3` on Llama-2: <|start_header_id|> and <|eot_id|> do not exist among
-    its 32,000 tokens.
-    """
-    run = run_of(context)
-    name = run.values.get("template")
-    wanted = TEMPLATE_TOKENS.get(name) if isinstance(name, str) else None
-    if wanted is None or not isinstance(name, str):
-        return
-    known = context.tokenizer
-    vocab = context.spec.vocab_size
-    rows = TEMPLATE_ROWS.get(name.rstrip("23") if name.startswith("gemma") else name, 0)
-    if known is not None and known.added:
-        absent = [t for t in wanted if t not in known.added]
-        source, found = known.source, f"not among {known.size:,} entries"
-    else:
-        absent = list(wanted) if vocab < rows else []
-        source, found = context.source("config"), f"vocab_size {vocab:,}, {name} has {rows:,}"
-    if absent:
-        yield Finding(
-            "trainer.template",
-            "warning",
-            f"template {name} writes {listed(absent)}, which the tokenizer does not have",
-            tuple(Evidence(t, found, "a token of its own", source) for t in absent),
-            "They are cut into ordinary pieces, and what stops generation is never learnt.",
-            "Take the template of this model's family, or add the tokens (new_special_tokens with "
-            "resize_vocab) and train the embeddings too.",
-            {"absent": len(absent)},
-        )
 
 
 def setting(values: Mapping[str, Any], key: str) -> str:

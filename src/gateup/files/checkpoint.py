@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from gateup.errors import InputError
+from gateup.errors import ConfigError, HeaderError, InputError, UnknownArchitectureError
 from gateup.files import hub
 from gateup.files.adapter import Adapter, read_adapter
 from gateup.files.adapter_match import BASE_REMEDY, adapter_problems
@@ -302,18 +302,29 @@ def _open_adapter(folder: Path, base: str | Path | None) -> Checkpoint:
     try:
         checkpoint = _open(_beside(folder, str(wanted)), None, adapters=False)
     except InputError as e:
-        raise InputError(
-            f"the adapter's base model {clip(str(wanted))} cannot be opened: {e.what}",
-            where=e.where or str(folder),
-            expected=e.expected,
-            remedy=BASE_REMEDY + (f"; or {e.remedy}" if e.remedy else ""),
-        ) from None
+        raise _no_base(folder, adapter, base, e) from None
     return replace(
         checkpoint,
         adapter=adapter,
         mismatches=checkpoint.mismatches
         + noted(adapter_problems(checkpoint.spec, adapter), "adapter"),
     )
+
+
+def _no_base(folder: Path, adapter: Adapter, given: str | Path | None, e: InputError) -> InputError:
+    """The error for a base that cannot be opened: the one given, or the one the adapter names."""
+    # Another class than its own would make an unknown architecture a broken file.
+    kind = UnknownArchitectureError if isinstance(e, UnknownArchitectureError) else InputError
+    if given is None:
+        what = f"the adapter's base model {clip(adapter.base or '')} cannot be opened: {e.what}"
+        remedy = BASE_REMEDY + (f"; or {e.remedy}" if e.remedy else "")
+    else:
+        what = f"the base {clip(str(given))} that was given cannot be opened: {e.what}"
+        named = f": adapter_config.json says {clip(adapter.base)}" if adapter.base else ""
+        remedy = f"give the model that the adapter in {folder} was trained on{named}"
+        if isinstance(e, HeaderError | ConfigError) and e.remedy:
+            remedy = e.remedy
+    return kind(what, where=e.where or str(folder), expected=e.expected, remedy=remedy)
 
 
 def _beside(folder: Path, base: str) -> str:
