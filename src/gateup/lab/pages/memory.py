@@ -132,7 +132,8 @@ class _View:
         css = "yes" if verdict.fits else "no"
         out = [f'<div class="verdict {css}"><strong>{text(head)}</strong>{body}</div>']
         if verdict.remedies:
-            out.append(f"<h2>{text(t('remedies'))}</h2><ol>")
+            note = f'<p class="note">{text(t("remedies_note"))}</p>'
+            out.append(f"<h2>{text(t('remedies'))}</h2>{note}<ol>")
             for remedy in verdict.remedies:
                 need = units.tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
                 changes = text("; ".join(remedy.changes))
@@ -219,4 +220,5 @@ class _View:
         notes = "".join(f"<li>{text(note)}</li>" for note in plan.notes)
         quoted = self.frame.quoted(f"<ul>{notes}</ul>")
         listed = f"<h2>{text(t('notes'))}</h2>{quoted}" if notes else ""
-        return f"<h2>{text(t('items'))}</h2>{rows}{listed}"
+        note = f'<p class="note">{text(t("items_note"))}</p>'
+        return f"<h2>{text(t('items'))}</h2>{note}{rows}{listed}"

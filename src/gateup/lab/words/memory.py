@@ -64,6 +64,8 @@ EN = {
     "longest_none": "No context fits as stated.",
     "less": "{memory} less {reserve}",
     "filled": "At the peak: {parts}",
+    "remedies_note": "Each in the words of gateup plan, with the engine's flags.",
+    "items_note": "Names and phases are those of gateup plan's report.",
 }
 
 ZH = {
@@ -128,4 +130,6 @@ ZH = {
     "longest_none": "按此设置，任何上下文都放不下。",
     "less": "{memory} 减去预留 {reserve}",
     "filled": "峰值时：{parts}",
+    "remedies_note": "改动沿用 gateup plan 的英文说法，并附引擎参数。",
+    "items_note": "名称和阶段沿用 gateup plan 报告中的英文。",
 }
