@@ -10,7 +10,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PEERS  := .venv-peers
 LLAMA_CMAKE ?=
-BENCH_TOKENS := 1,2,4,8,16,32,64,128,512,2048
+# A Python that has the peers already; without it `make bench` makes an environment for them.
+PEERS_PYTHON ?= $(PEERS)/bin/python
 # The constraints file pins what was tested; pyproject.toml only gives ranges.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One worker a core: the suite is processor-bound.
@@ -35,9 +36,41 @@ demo: $(VENV)/.torch
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
-bench: $(VENV)/.torch $(PEERS)/.peers
-	$(BIN)/gateup bench --shape 4096x14336 --tokens $(BENCH_TOKENS) --peers-python $(PEERS)/bin/python
-	$(BIN)/gateup bench smollm2 --tokens 1,64 --peers-python $(PEERS)/bin/python
+# Pieces of one to two minutes, each of which can be made by itself and made again:
+# `make build/bench/4096x14336_q4_0_few.json`. BENCH_RUN is put before each, where a machine has a
+# command that waits until nothing else runs.
+BENCH_RUN ?=
+BENCH := build/bench
+FEW := 1,2,4,8,16,32
+MORE := 64,128,512
+MANY := 2048
+PIECES := $(foreach s,4096x14336 2048x8192,$(foreach f,bf16 q8_0 q6_k q4_k q4_0,\
+            $(foreach t,few more many,$(BENCH)/$s_$f_$t.json))) \
+          $(BENCH)/model-smollm2.json $(BENCH)/model-llama-3.2-1b.json
+
+bench: $(PIECES)
+	$(BIN)/python benchmarks/bench_table.py $^
+
+# 4096x14336_q4_0 -> its options.
+SHAPE = $(word 1,$(subst _, ,$1))
+CELL = --shape $(call SHAPE,$1) --formats $(patsubst $(call SHAPE,$1)_%,%,$1)
+GATEUP_BENCH = mkdir -p $(BENCH) && $(BENCH_RUN) $(BIN)/gateup bench
+WRITE = --peers-python $(PEERS_PYTHON) --json > $@.part && mv $@.part $@
+READY := $(VENV)/.torch $(if $(findstring $(PEERS)/,$(PEERS_PYTHON)),$(PEERS)/.peers)
+
+$(BENCH)/%_few.json: | $(READY)
+	$(GATEUP_BENCH) $(call CELL,$*) --tokens $(FEW) $(WRITE)
+$(BENCH)/%_more.json: | $(READY)
+	$(GATEUP_BENCH) $(call CELL,$*) --tokens $(MORE) $(WRITE)
+$(BENCH)/%_many.json: | $(READY)
+	$(GATEUP_BENCH) $(call CELL,$*) --tokens $(MANY) --turns 3 $(WRITE)
+$(BENCH)/model-smollm2.json: | $(READY)
+	$(GATEUP_BENCH) smollm2 --no-ffn $(WRITE)
+$(BENCH)/model-llama-3.2-1b.json: $(BENCH)/llama-3.2-1b.gguf | $(READY)
+	$(GATEUP_BENCH) $< --no-ffn --turns 3 $(WRITE)
+$(BENCH)/llama-3.2-1b.gguf: | $(VENV)/.test
+	mkdir -p $(BENCH)
+	$(BIN)/python benchmarks/random_gguf.py llama-3.2-1b q4_k_m $@
 
 # A copy of the package with an extension built for it. Leaks are the interpreter's own at exit.
 SANITIZE := build/sanitize
@@ -52,7 +85,8 @@ sanitize: $(VENV)/.test
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  PYTHONPATH=$(SANITIZE)/src $(BIN)/python -m pytest $(KERNEL_TESTS)
 KERNEL_TESTS := tests/ops/test_native_matrix.py tests/ops/test_quant_kernels.py \
-                tests/ops/test_native.py
+                tests/ops/test_dense_kernels.py tests/ops/test_native.py \
+                tests/ops/test_act_and_mul.py tests/engine/test_native.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -39,6 +39,7 @@ PeersPython = Annotated[
     Path | None,
     typer.Option("--peers-python", help="A Python whose environment has the peers."),
 ]
+NoFfn = Annotated[bool, typer.Option("--no-ffn", help="The model whole, without its FFN.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
 
 
@@ -51,6 +52,7 @@ def bench(
     turns: Turns = 5,
     no_peers: NoPeers = False,
     peers_python: PeersPython = None,
+    no_ffn: NoFfn = False,
     as_json: Json = False,
 ) -> None:
     """This machine's peaks; FFNs by format and T against the roofline; installed peers."""
@@ -61,6 +63,8 @@ def bench(
     from gateup.bench.machine import measure_peaks
 
     checkpoint = _opened(model)
+    if no_ffn and checkpoint is None:
+        raise UsageError("--no-ffn leaves nothing to measure", remedy="name a model")
     count = threads or cores()
     asked = _asked(checkpoint, shape, kinds, tokens, count)
     asked = _with_peers(asked, turns, not no_peers, peers_python)
@@ -85,12 +89,19 @@ def bench(
             note=note,
         )
         report.render_whole(console, checkpoint.spec.name, results)
-    cells = list(operators.run(asked, peaks, note))
-    report.render_cells(console, asked, cells)
+    cells = []
+    if not no_ffn:
+        cells = list(operators.run(asked, peaks, note))
+        report.render_cells(console, asked, cells)
     if as_json:
         import json
 
-        print(json.dumps(report.to_json(peaks, asked, cells, results, notes), allow_nan=False))
+        print(
+            json.dumps(
+                report.to_json(peaks, None if no_ffn else asked, cells, results, notes),
+                allow_nan=False,
+            )
+        )
 
 
 def _need_torch() -> None:

@@ -38,6 +38,7 @@ def test_every_implementation_computes_the_same_ffn() -> None:
             answer = process.ask(do="prepare", tokens=[3], **cell)
             assert "ok" in answer, answer
             results[name] = process.ask(do="check", tokens=3)["y"]
+            assert process.ask(do="warm", tokens=3)["seconds"] > 0
             assert len(process.ask(do="time", tokens=3, calls=5)["seconds"]) == 5
             assert (
                 "UsageError"
@@ -77,8 +78,26 @@ def test_another_python_for_the_peers(tmp_path: Path) -> None:
                                       copies=1, tokens=[1])  # fmt: skip
 
 
+def test_what_is_slow_has_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[str] = []
+
+    class Slow:
+        name = operators.OURS
+
+        def ask(self, **question: object) -> dict[str, object]:
+            asked_for.append(str(question["do"]))
+            return {"seconds": 0.6} if question["do"] == "warm" else {"seconds": [0.6]}
+
+    monkeypatch.setattr(operators, "_prepared", lambda *_: [Slow()])
+    (cell,) = operators.run(asked(turns=9, tokens=(1,)), PEAKS, print)
+    assert cell.timings == (Timing("gateup", 0.6, 0.0),)
+    assert asked_for == ["warm", "time", "time"]
+
+
 def test_the_fastest_peer_is_not_us() -> None:
     timings = (Timing("gateup", 1.0, 0.0), Timing("b", 3.0, 0.1), Timing("a", 2.0, 0.1))
     cell = CellResult("q8_0", 1, 0.5, timings)
     assert cell.fastest_peer == Timing("a", 2.0, 0.1)
+    coarser = Timing(operators.COARSER[0], 0.1, 0.0)
+    assert CellResult("q4_0", 1, 0.5, (*timings, coarser)).fastest_peer == Timing("a", 2.0, 0.1)
     assert cell.of("c") is None

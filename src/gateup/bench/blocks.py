@@ -1,7 +1,8 @@
 """Rows of random weights in the formats of GGUF, as a file would store them.
 
 Speed does not depend on what weights are worth, as long as scales are ordinary numbers: codes are
-random bytes, scales are set. All implementations get the same bytes.
+random bytes, scales are set. All implementations get the same bytes. A part is drawn and repeated:
+ten thousand rows of new numbers take seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def random_rows(kind: str, rows: int, columns: int, seed: int) -> NDArray[np.uin
     """
     generator = np.random.default_rng(seed)
     if kind in ("f32", "bf16", "f16"):
-        values = generator.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
+        drawn = generator.standard_normal(min(rows * columns, 1 << 20), np.float32)
+        values = np.resize(drawn / np.float32(columns**0.5), (rows, columns))
         if kind == "f16":
             return values.astype(np.float16).view(np.uint8)
         if kind == "bf16":
@@ -47,9 +49,7 @@ def random_rows(kind: str, rows: int, columns: int, seed: int) -> NDArray[np.uin
     row_nbytes(kind, columns)
     form = FORMATS[kind]
     blocks = rows * columns // form.block_size
-    # Drawn once and repeated: ten thousand rows of new random bytes take seconds.
-    drawn = min(blocks, 1 << 16)
-    data = generator.integers(0, 256, (drawn, form.block_bytes), np.uint8)
+    data = generator.integers(0, 256, (min(blocks, 1 << 16), form.block_bytes), np.uint8)
     for offset in _SCALES[kind]:
         data[:, offset : offset + 2] = _SCALE
     repeated = np.resize(data, (blocks, form.block_bytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,15 +27,22 @@ IMPLEMENTATIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "ggml": ("ggml", (), "llama_cpp"),
     "ggml repacked": ("ggml", ("CPU_REPACK",), "llama_cpp"),
     "ONNX Runtime": ("onnxruntime_nbits", (), "onnxruntime"),
-    "OpenVINO": ("openvino_ffn", (), "openvino"),
+    "OpenVINO bf16": ("openvino_ffn", ("bf16",), "openvino"),
+    "OpenVINO int8": ("openvino_ffn", ("int8",), "openvino"),
+    "OpenVINO int8, g128": ("openvino_ffn", ("int8-128",), "openvino"),
 }
 OURS = "gateup"
+# Measured and shown, but no rival: its weights are coarser (4.125 bits) than the format they stand
+# beside (4.5 bits, a scale per 32).
+COARSER = ("OpenVINO int8, g128",)
 # Copies of the weights used in turn hold at least this much together: more than caches keep.
 ROTATE_BYTES = 600_000_000
 # Of a small FFN more copies would take longer to make than to measure.
 MOST_COPIES = 128
 # A turn takes about this long, one call at least.
 TURN_SECONDS = 0.15
+# What takes longer a call than this is measured in this many turns: its spread is small.
+SLOW_SECONDS, SLOW_TURNS = 0.5, 2
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class CellResult:
 
     @property
     def fastest_peer(self) -> Timing | None:
-        peers = [t for t in self.timings if t.name != OURS]
+        """Of those whose weights are as fine as the format's."""
+        peers = [t for t in self.timings if t.name not in (OURS, *COARSER)]
         return min(peers, key=lambda t: t.seconds) if peers else None
 
 
@@ -115,6 +124,7 @@ class Process:
         """The answer; {"error": …} also where the process is gone."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
+        self._signal("SIGCONT")
         try:
             self._child.stdin.write(json.dumps(question) + "\n")
             self._child.stdin.flush()
@@ -127,8 +137,16 @@ class Process:
             return {
                 "error": f"it ended with status {code} ({package} not installed, or not for this)"
             }
+        self._signal("SIGSTOP")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _signal(self, name: str) -> None:
+        """Threads of some libraries (ONNX Runtime's for one) wait busily also between calls, which
+        serves them in their own turn, and would slow the others down in theirs."""
+        number = getattr(signal, name, None)
+        if number is not None:
+            self._child.send_signal(number)
 
     def __enter__(self) -> Process:
         return self
@@ -186,19 +204,31 @@ def _time(
 ) -> tuple[Timing, ...]:
     """Turn by turn, so that what else the machine does meets all alike; one that fails leaves."""
     calls: dict[str, int] = {}
-    seconds: dict[str, list[float]] = {}
-    for turn in range(asked.turns + 1):
+    seconds: dict[str, list[float]] = {process.name: [] for process in processes}
+
+    def ask(process: Process, **question: Any) -> Any:
+        """Seconds; None where it fails."""
+        answer = process.ask(tokens=tokens, **question)
+        if "error" not in answer:
+            return answer["seconds"]
+        note(f"{kind}, T={tokens}: {process.name}: {answer['error']}")
+        processes.remove(process)
+        process.end()
+        del seconds[process.name]
+        return None
+
+    for process in list(processes):
+        once = ask(process, do="warm")
+        if once is not None:
+            calls[process.name] = max(1, min(100, int(TURN_SECONDS / max(once, 1e-6))))
+    for _ in range(asked.turns):
         for process in list(processes):
-            answer = process.ask(do="time", tokens=tokens, calls=calls.get(process.name, 2))
-            if "error" in answer:
-                note(f"{kind}, T={tokens}: {process.name}: {answer['error']}")
-                processes.remove(process)
-                process.end()
-            elif turn == 0:  # warms up: graphs, scratch, pages
-                once = max(min(answer["seconds"]), 1e-6)
-                calls[process.name] = max(1, min(100, int(TURN_SECONDS / once)))
-            else:
-                seconds.setdefault(process.name, []).append(statistics.median(answer["seconds"]))
+            done = seconds[process.name]
+            if len(done) >= SLOW_TURNS and statistics.median(done) > SLOW_SECONDS:
+                continue
+            took = ask(process, do="time", calls=calls[process.name])
+            if took is not None:
+                done.append(statistics.median(took))
     return tuple(_timing(name, values) for name, values in seconds.items())
 
 

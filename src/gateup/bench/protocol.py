@@ -3,10 +3,13 @@ busily on another's cores, and a peer that crashes takes nothing with it.
 
 The child reads one JSON object a line and answers with one:
     {"do": "prepare", "kind", "hidden", "width", "threads", "copies", "tokens"} -> {"ok": ...}
+    {"do": "warm", "tokens"}           -> {"seconds": ...}  of the last call
     {"do": "time", "tokens", "calls"}  -> {"seconds": [...]}
     {"do": "check", "tokens"}          -> {"y": [[...]]}   results of a known x, for comparison
     {"do": "quit"}
-`copies` sets of weights are used in turn, so that none is left in the caches.
+`copies` sets of weights are used in turn, so that none is left in the caches. "warm" uses each
+of them: OpenVINO and ONNX Runtime lay weights out anew when they first see a number of rows (300 ms
+where a call takes 5), ggml's workers make a graph.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from numpy.typing import NDArray
 from gateup.errors import GateupError
 
 Floats = NDArray[np.float32]
+# From so many rows on multiplying takes longer than reading weights: two copies will do.
+MANY_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,19 @@ def serve(implementation: Implementation) -> None:
             else:
                 assert cell is not None
                 x = implementation.inputs(inputs(asked["tokens"], cell.hidden))
+                copies = cell.copies if asked["tokens"] < MANY_ROWS else min(2, cell.copies)
                 if asked["do"] == "check":
                     answer = {"y": implementation.result(implementation.run(0, x)).tolist()}
+                elif asked["do"] == "warm":
+                    for copy in range(copies):
+                        start = time.perf_counter()
+                        implementation.run(copy, x)
+                        last = time.perf_counter() - start
+                    answer = {"seconds": last}
                 else:
                     seconds = []
                     for _ in range(asked["calls"]):
-                        turn = (turn + 1) % cell.copies
+                        turn = (turn + 1) % copies
                         start = time.perf_counter()
                         implementation.run(turn, x)
                         seconds.append(time.perf_counter() - start)

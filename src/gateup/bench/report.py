@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gateup.account.report.console import cell, columns, heading, line, put
 from gateup.bench.machine import Peaks, processor
-from gateup.bench.operators import IMPLEMENTATIONS, OURS, Asked, CellResult
+from gateup.bench.operators import COARSER, IMPLEMENTATIONS, OURS, Asked, CellResult
 from gateup.bench.whole import NEW, PROMPT, WholeResult
 
 SCHEMA = "gateup.bench/1"
@@ -48,7 +48,8 @@ def render_cells(console: Console, asked: Asked, cells: Sequence[CellResult]) ->
     line(
         console,
         "limit: the file's bytes at the memory's rate or the multiply-adds at the peak, whichever "
-        "takes longer. To fastest peer: its time over ours, above 1 where ours is faster.",
+        "takes longer. To fastest peer: its time over ours, above 1 where ours is faster; "
+        f"{COARSER[0]} not counted, a coarser format.",
         indent=2,
     )
 
