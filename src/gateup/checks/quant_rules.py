@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import lcm
 
 from gateup.account.parallel import SPLITS, block_of
+from gateup.account.report import units
 from gateup.checks.context import Context
-from gateup.checks.finding import Evidence, Finding
+from gateup.checks.finding import SHOWN, Evidence, Finding
 from gateup.checks.padding import added_weights, config_key, widths
 from gateup.checks.rule import rule
 from gateup.checks.target import declared_quant
@@ -184,36 +186,53 @@ def _rows_finding(
     label = file_type(fmt).label
     extra = -int(-sum(_nbytes(t, g) - _nbytes(t, w) for t, w, g in changed) // 1)
     total = int(sum(_nbytes(t, g) for t, g in gguf_types(context.spec, fmt)))
-    groups: dict[tuple[str, int, str, str], int] = {}
-    for tensor, want, get in changed:
-        key = (_kind(tensor.name), tensor.ne[0], want, get)
-        groups[key] = groups.get(key, 0) + 1
-    evidence = []
-    for (name, row, want, get), count in sorted(groups.items(), key=lambda g: -g[1]):
-        size = FORMATS[want].block_size
-        evidence.append(
-            Evidence(
-                f"{name} ({count} of them)",
-                f"rows of {row} = {written(row / size)} × {size}: {get.upper()}{_older(want, row)}",
-                f"{want.upper()}, rows of a multiple of {size}",
-                f"{CURRENT.build}, --quant {fmt}",
-            )
-        )
-    kinds, many = sorted({_kind(t.name) for t, _, _ in changed}), len(changed) > 1
+    many = len(changed) > 1
     share = f"{100 * extra / (total - extra):.1f}%"
     return Finding(
         "quant.rows",
         "warning",
         f"{label}: {len(changed)} tensor{'s' * many} cannot have the type meant for"
         f" {'them' if many else 'it'}",
-        tuple(evidence),
+        tuple(_rows_evidence(changed, f"{CURRENT.build}, --quant {fmt}")),
         f"A row must be whole blocks, and rows of {_listed({t.ne[0] for t, _, _ in changed})} are"
-        f" not. Only {', '.join(kinds[:6])} {'are' if len(kinds) > 1 else 'is'} concerned; the"
-        f" fallback makes the file {extra:,} bytes ({share}) "
-        f"{'larger' if extra >= 0 else 'smaller'} than the types meant.",
+        f" not. All other tensors have their type; the fallback makes the file {extra:,} bytes"
+        f" ({share}) {'larger' if extra >= 0 else 'smaller'} than the types meant.",
         "; or ".join(_rows_remedies(context.spec, changed)),
         {"tensors": len(changed), "extra_bytes": extra, "file_bytes": total},
     )
+
+
+def _rows_evidence(
+    changed: Sequence[tuple[GGUFTensor, str, str]], source: str
+) -> Iterable[Evidence]:
+    """One piece for each (row, type meant, type given); their counts sum up to all of them."""
+    groups: dict[tuple[int, str, str], list[GGUFTensor]] = {}
+    for tensor, want, get in changed:
+        groups.setdefault((tensor.ne[0], want, get), []).append(tensor)
+    ordered = sorted(groups.items(), key=lambda g: -len(g[1]))
+    if len(ordered) > SHOWN:
+        last = [t for _, ts in ordered[SHOWN - 1 :] for t in ts]
+        ordered = ordered[: SHOWN - 1]
+    else:
+        last = []
+    for (row, want, get), tensors in ordered:
+        size = FORMATS[want].block_size
+        yield Evidence(
+            _counted(tensors),
+            f"rows of {row} = {written(row / size)} × {size}: {get.upper()}{_older(want, row)}",
+            f"{want.upper()}, rows of a multiple of {size}",
+            source,
+        )
+    if last:
+        yield Evidence(_counted(last), "other types likewise", "whole blocks", source)
+
+
+def _counted(tensors: Sequence[GGUFTensor]) -> str:
+    """ "54 tensors (24 blk.*.attn_k, 24 blk.*.attn_q, 6 blk.*.attn_v)", "token_embd"."""
+    kinds = Counter(_kind(t.name).removesuffix(".weight") for t in tensors)
+    if len(tensors) == 1:
+        return tensors[0].name
+    return f"{len(tensors)} tensors ({', '.join(f'{n} {k}' for k, n in sorted(kinds.items()))})"
 
 
 def _older(want: str, row: int) -> str:
@@ -229,15 +248,24 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _rows_remedies(spec: ModelSpec, changed: list[tuple[GGUFTensor, str, str]]) -> Iterable[str]:
-    """Padding where only the MLP's width is at fault; a type with blocks of 32 always."""
+    """Padding, and how many of the tensors it mends; that nothing need be done, always."""
     block = lcm(*(FORMATS[w].block_size for _, w, _ in changed))
     lengths = {t.ne[0] for t, _, _ in changed}
     for what, width in widths(spec):
-        if width in lengths and width != spec.hidden_size and width % block:
+        mended = [t for t, _, _ in changed if t.ne[0] == width and "ffn_down" in t.name]
+        if mended and width % block:
             to = -(-width // block) * block
+            left = [t for t, _, _ in changed if t not in mended]
+            rest = (
+                f"; the other {len(left)} keep rows of {_listed({t.ne[0] for t in left})}, which no"
+                " padding changes"
+                if left
+                else ""
+            )
             yield (
-                f"pad {config_key(spec, what)} {width} to {to} before converting: costs"
-                f" {added_weights(spec, what, width, to):,} weights and changes no output"
+                f"pad {config_key(spec, what)} {width} to {to} before converting: mends"
+                f" {len(mended)} of the {len(changed)}, costs"
+                f" {added_weights(spec, what, width, to):,} weights and changes no output{rest}"
             )
     if all(n % 32 == 0 for n in lengths):
         yield "nothing needs to be done: the file works; Q8_0, Q5_0 and IQ4_NL take every row"
@@ -245,25 +273,66 @@ def _rows_remedies(spec: ModelSpec, changed: list[tuple[GGUFTensor, str, str]]) 
         yield "nothing needs to be done: the file works, with these tensors in F16"
 
 
+# Types that llama-quantize writes no tensor of without an importance matrix, embedding and head
+# left out [source: llama.cpp's tensor_requires_imatrix].
+NEEDS_MATRIX = frozenset({"iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_m", "iq1_s"})
+Q2_K_S = "q2_k_s"  # in this mix Q2_K needs one too
+
+
 @rule("quant.imatrix", "Types that need an importance matrix are known to", needs=("quant",))
 def imatrix(context: Context) -> Iterable[Finding]:
     """Below about 3 bits llama-quantize refuses to work without an importance matrix: how much
-    each input of each matrix matters, measured on a text.
+    each input of each matrix matters, measured on a text. It stops at the first tensor of type
+    IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S or IQ3_XXS, and of Q2_K in a Q2_K_S.
 
         llama-imatrix -m model-f16.gguf -f text.txt -o model.imatrix
         llama-quantize --imatrix model.imatrix model-f16.gguf model-iq2_xxs.gguf IQ2_XXS
+
+    gateup sees no matrix: with one at hand this finding has had its answer.
     """
     name = (context.quant or "").lower()
-    if kind_of(name) == "gguf" and file_type(name).imatrix:
-        label = file_type(name).label
+    if kind_of(name) != "gguf":
+        return
+    label, chosen = file_type(name).label, file_type(name)
+    try:
+        types = gguf_types(context.spec, name)
+    except GateupError:  # no GGUF at all: quant.rows'
+        return
+    needs = NEEDS_MATRIX | ({"q2_k"} if chosen.name == Q2_K_S else set())
+    stops = [
+        (t, type_)
+        for t, type_ in types
+        if type_ in needs and t.name not in ("token_embd.weight", "output.weight")
+    ]
+    if stops:
+        yield Finding(
+            "quant.imatrix",
+            "error",
+            f"llama-quantize makes no {label} without an importance matrix: {len(stops)} tensors"
+            " need it",
+            tuple(
+                Evidence(
+                    _counted([t for t, k in stops if k == kind]),
+                    kind.upper(),
+                    "a matrix",
+                    CURRENT.build,
+                )
+                for kind in dict.fromkeys(k for _, k in stops)
+            ),
+            "At so few bits the choice of what to keep decides whether the model still speaks;"
+            " llama-quantize stops at the first of these tensors rather than guess it.",
+            "measure it with llama-imatrix and pass it with --imatrix; or take IQ3_S, Q3_K_S or"
+            " Q2_K, which need none",
+            {"tensors": len(stops)},
+        )
+    elif chosen.imatrix:
         yield Finding(
             "quant.imatrix",
             "note",
-            f"{label} needs an importance matrix",
+            f"{label} needs an importance matrix, but no tensor of this model gets such a type",
             (Evidence("--quant", name, "an importance matrix", CURRENT.build),),
-            "At so few bits the choice of what to keep decides whether the model still speaks;"
-            " llama-quantize refuses to guess it.",
-            "measure it with llama-imatrix and pass it with --imatrix",
+            "Every row falls back to a type that needs none. Older builds refuse by the name.",
+            "",
         )
 
 
@@ -318,7 +387,7 @@ def experts(context: Context) -> Iterable[Finding]:
         "quant.experts",
         "warning",
         f"{fmt} leaves the routed experts as they are: {held:,} of {total:,} parameters"
-        f" ({100 * held / total:.0f}%), {2 * held / 1e9:,.1f} GB in bf16",
+        f" ({100 * held / total:.0f}%), {units.traffic(2 * held)} in bf16",
         (
             Evidence(
                 stays[0].name.replace("{e}", "*"),
