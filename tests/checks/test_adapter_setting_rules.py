@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,39 @@ def test_tokens(found: Found, settings: dict[str, Any], words: str) -> None:
 def test_tokens_that_are_there(found: Found) -> None:
     more = {TOKENS: (2, 64)}
     assert found("adapter.tokens", trainable_token_indices=[1, 159], more=more) == []
+
+
+# Adapters as PEFT makes and saves them; B's are filled as training would.
+SAVED: dict[str, dict[str, Any]] = {
+    "layers": {"layers_to_transform": [1], "layers_pattern": "layers"},
+    "expression": {"target_modules": r".*\.layers\.[01]\.mlp\.(gate|up|down)_proj"},
+    "excluded": {"target_modules": "all-linear", "exclude_modules": ["k_proj"]},
+    "patterns": {
+        "rank_pattern": {"q_proj": 8, r"mlp\.gate_proj": 2},
+        "alpha_pattern": {"q_proj": 16},
+    },
+    "dora": {"use_dora": True},
+    "whole": {"modules_to_save": ["lm_head", "embed_tokens", "layers.0.self_attn.q_proj"]},
+    "tokens": {"trainable_token_indices": {"embed_tokens": [3, 159]}},
+    "biases": {"lora_bias": True},
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_peft_saves_is_healthy(tmp_path: Path, tiny: dict[str, Any], name: str) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {k: v for k, v in tiny.items() if k not in ("architectures", "torch_dtype")}
+    (tmp_path / "config.json").write_text(json.dumps(tiny))
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "gate_proj"]} | SAVED[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = get_peft_model(LlamaForCausalLM(LlamaConfig(**sizes)), LoraConfig(**settings))
+        for key, value in adapted.named_parameters():
+            if "lora_B" in key:
+                value.data.fill_(0.01)
+        adapted.save_pretrained(tmp_path / "a")
+    report = check(tmp_path / "config.json", adapter=tmp_path / "a")
+    assert not report.failed
+    assert [f.title for f in report.findings if f.severity != "note"] == []

@@ -96,7 +96,7 @@ def one(values: dict[str, Any], rule: str, base: str = "llama-3-8b", **asked: An
 def test_healthy_files_pass_clean(values: dict[str, Any]) -> None:
     report = checked(values)
     assert [f"{f.rule}: {f.title}" for f in of(report)] == []
-    assert len([r for r in report.ran if r.startswith("trainer.")]) == 13
+    assert len([r for r in report.ran if r.startswith("trainer.")]) == 16
 
 
 def test_a_yaml_file_as_it_lies_on_disk(tmp_path: Path) -> None:
