@@ -194,6 +194,16 @@ def test_layers_that_are_never_loaded_are_an_error(
     assert only(check(folder).findings, "config.fields").severity == "error"
 
 
+def test_two_flags_for_one_reason_give_it_once(
+    tmp_path: Path, write: Make, tensors_of: Make, tiny: Config, only: Make
+) -> None:
+    biased = {**tiny, "mlp_bias": True, "attention_bias": True}
+    found = only(check(write(tmp_path / "m", biased, tensors_of(tiny))).findings, "config.fields")
+    assert found.numbers["mlp_bias.fits"] is False
+    assert found.numbers["attention_bias.fits"] is False
+    assert found.cause == "The declared biases are in no file."
+
+
 def test_a_gguf_names_its_own_key(
     tmp_path: Path, write_gguf: Make, converted: Config, only: Make
 ) -> None:

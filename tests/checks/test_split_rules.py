@@ -243,10 +243,11 @@ def test_experts_fewer_than_ranks_stay_cut(described: Described) -> None:
 def test_padding_that_the_heads_do_not_follow(described: Described) -> None:
     model = config("qwen2-0.5b", intermediate_size=4865)
     (found,) = run("split.width", described(model, tp=8))
-    assert "pad to 4872: tp 2 then fit" in found.remedy
+    assert found.remedy.startswith("tp 8 is ruled out in the first place, whatever the width: 14")
+    assert "for tp 2 pad to 4866: costs 64,512 weights" in found.remedy
     odd = config("smollm2-135m", intermediate_size=1537)
     (found,) = run("split.width", described(odd, tp=2))
-    assert "the heads do not divide by 2 either: padding is no help" in found.remedy
+    assert found.remedy.startswith("tp 2 is ruled out in the first place, whatever the width: 9")
 
 
 def test_gguf_blocks_only_warn(described: Described) -> None:
@@ -401,6 +402,8 @@ def test_rules_agree_with_what_refuses_a_plan(described: Described) -> None:
 def test_padding_is_not_advised_where_the_heads_refuse_anyway() -> None:
     found = check("llama-3-8b", tp=3, quant="gptq:128").findings
     (f,) = [f for f in found if f.rule == "split.width"]
-    assert "the heads do not divide by 3 either: padding is no help" in f.remedy
+    assert f.remedy.startswith("tp 3 is ruled out in the first place, whatever the width: 32 att")
+    assert "pad to" not in f.remedy
+    assert "2^4 × 7 does not divide by 3" in f.cause
     assert "use --tp 2, the largest below it" in f.remedy
     assert "14592" not in f.remedy

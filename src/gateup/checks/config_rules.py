@@ -119,7 +119,7 @@ def _why(edit: Edit, context: Context) -> str:
             reasons.append("The declared biases are in no file.")
         elif key in _REASONS:
             reasons.append(_REASONS[key])
-    return " ".join(reasons) or (
+    return " ".join(dict.fromkeys(reasons)) or (
         f"{context.source('config')} belongs to another model, or was edited after the weights "
         "were written."
     )

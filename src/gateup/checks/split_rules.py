@@ -276,7 +276,7 @@ def _width_cause(m: Misfit, tp: int, aim: Target) -> str:
         units = m.value // m.group
         form = f"{m.value} = {units} × {m.group}, and {units}" if m.group > 1 else str(m.value)
         factors = _factors(units)
-        equal = f" = {factors}" if "×" in factors else ""
+        equal = f" = {factors}" if factors != str(units) else ""
         lines.append(f"{form}{equal} does not divide by {tp}.")
     else:
         lines.append(f"{m.value} mod {m.group} = {m.value % m.group}: not whole even on one rank.")
@@ -291,14 +291,17 @@ def _width_cause(m: Misfit, tp: int, aim: Target) -> str:
 
 
 def _factors(n: int) -> str:
-    """Prime factors: 231 -> "3 × 7 × 11"."""
-    parts, p = [], 2
+    """Prime factors: 231 -> "3 × 7 × 11", 14336 -> "2^11 × 7"."""
+    powers: dict[int, int] = {}
+    p = 2
     while p * p <= n:
         while n % p == 0:
-            parts.append(p)
+            powers[p] = powers.get(p, 0) + 1
             n //= p
         p += 1
-    return " × ".join(map(str, parts + [n] * (n > 1)))
+    if n > 1:
+        powers[n] = powers.get(n, 0) + 1
+    return " × ".join(str(p) if k == 1 else f"{p}^{k}" for p, k in powers.items())
 
 
 def _width_remedies(context: Context, m: Misfit, aim: Target, largest: int) -> Iterable[str]:
@@ -308,11 +311,15 @@ def _width_remedies(context: Context, m: Misfit, aim: Target, largest: int) -> I
             f"expert parallel keeps every expert whole on one rank: --tp {tp} --ep {tp}"
             " (vLLM: --enable-expert-parallel)"
         )
+    heads = [x for x in misfits(spec, aim.stored, Parallel(tp=tp)) if x.kind != "width"]
+    if heads:
+        yield from _ruled_out(context, m, aim, largest, heads[0])
+        return
     wider = padded(spec, m.what, m.value, m.nearest)
     degrees = sorted({*DEGREES, tp})
     fits = [t for t in degrees if t <= max(8, tp) and not _width_misfits(wider, m, aim, t)]
     if max(fits, default=1) <= largest:
-        yield f"the heads do not divide by {tp} either: padding is no help"
+        yield "other widths are in the way too: padding this one is no help"
         yield f"use --tp {largest}, the largest below it that fits"
         return
     before = " before quantising" if m.group > 1 else ""
@@ -330,6 +337,25 @@ def _width_remedies(context: Context, m: Misfit, aim: Target, largest: int) -> I
                 f"do not lower {config_key(spec, m.what)} to {lower}: it drops"
                 f" {m.value - lower} trained channels of every such MLP without a word"
             )
+
+
+def _ruled_out(
+    context: Context, m: Misfit, aim: Target, largest: int, heads: Misfit
+) -> Iterable[str]:
+    """No width helps where the heads forbid the degree: what the next smaller ones would take."""
+    spec, tp = context.spec, context.tp or 1
+    yield f"tp {tp} is ruled out in the first place, whatever the width: {heads.text}"
+    for t in sorted((t for t in DEGREES if largest < t < tp), reverse=True):
+        unit = t * m.group
+        width = -(-m.value // unit) * unit
+        found = misfits(padded(spec, m.what, m.value, width), aim.stored, Parallel(tp=t))
+        if not [x for x in found if x.kind != "width" or (x.what, x.value) == (m.what, width)]:
+            yield (
+                f"for tp {t} pad to {width}{' before quantising' if m.group > 1 else ''}: costs"
+                f" {added_weights(spec, m.what, m.value, width):,} weights and changes no output"
+            )
+            break
+    yield f"use --tp {largest}, the largest below it that fits as it is"
 
 
 def _width_misfits(spec: ModelSpec, m: Misfit, aim: Target, tp: int) -> list[Misfit]:
