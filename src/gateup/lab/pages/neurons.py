@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nicegui import run, ui
@@ -47,10 +47,8 @@ def params(models: Models) -> Sequence[Param]:
 
 
 def build(frame: Frame) -> None:
-    packages, runnable = missing(), frame.models.runnable()
-    lines = [frame.t("missing.package", name=name) for name in packages]
-    if not runnable:
-        lines.append(frame.t("missing.model"))
+    runnable = frame.models.runnable()
+    lines = _lacking(frame, runnable)
     if lines:
         said = "".join(f"<p>{text(line)}</p>" for line in lines)
         head = text(frame.t("missing"))
@@ -58,6 +56,12 @@ def build(frame: Frame) -> None:
         return
     view = _View(frame, runnable)
     frame.on_change(view.update)
+
+
+def _lacking(frame: Frame, runnable: Mapping[str, str]) -> list[str]:
+    """What is to be installed before the page can run a model."""
+    lines = [frame.t("missing.package", name=name) for name in missing()]
+    return lines if runnable else [*lines, frame.t("missing.model")]
 
 
 class _View:
@@ -305,8 +309,8 @@ class _View:
         rows = [
             [
                 str(f.neuron),
-                *(f"{v:.4g}" for v in (f.a, f.act, f.b, f.h, f.length)),
-                "  ".join(f.pushes),
+                *(f"{v:.4g}" for v in (f.a, f.act, f.b, f.h, f.adds)),
+                " · ".join(f.pushes),
             ]
             for f in view.firing
         ]

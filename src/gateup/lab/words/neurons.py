@@ -27,7 +27,7 @@ EN = {
     "fires_note": "A neuron's strength at a token is h = act(a)·b, act here being {act}, a what "
     "its row of gate gives and b what its row of up gives. Colours are |h| on a logarithmic "
     "scale from {low} to {high}, the same in both charts, and nothing is clipped; h = 0 has no "
-    "colour. Click a cell to look at it.",
+    "colour. All neurons are on here. Click a cell to look at it.",
     "by_position": "Layers × tokens: the strongest neuron's |h|",
     "by_rank": "Layers × neurons at “{token}”: each layer's {n} strongest",
     "layer_axis": "layer",
@@ -136,7 +136,7 @@ ZH = {
     "fires": "哪些神经元被激发",
     "fires_note": "神经元在某个 token 处的强度是 h = act(a)·b，这里 act 是 {act}，a 由它在 gate "
     "中的行给出，b 由它在 up 中的行给出。颜色表示 |h|，对数刻度，从 {low} 到 {high}，"
-    "两张图相同，没有截断；h = 0 处没有颜色。点击格子即可查看。",
+    "两张图相同，没有截断；h = 0 处没有颜色。这里所有神经元都打开。点击格子即可查看。",
     "by_position": "层 × token：最强神经元的 |h|",
     "by_rank": "层 × 神经元，在“{token}”处：每层最强的 {n} 个",
     "layer_axis": "层",
