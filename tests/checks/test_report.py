@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jsonschema import Draft202012Validator
 from gateup.account.report.console import make_console
 from gateup.checks import pages
 from gateup.checks.finding import SHOWN, Evidence, Finding
+from gateup.checks.measured import LayerRun, Order, Trial, WeightScan
 from gateup.checks.report import (
     SCHEMA,
     render,
@@ -101,6 +103,23 @@ def test_evidence_is_cut_in_one_place_and_says_so(described: Make, tiny: dict[st
     assert "more" not in shown(render, CheckReport("n", (whole,), (), {}, {}, described(tiny)))
     for module in MODULES:
         assert "[:SHOWN]" not in inspect.getsource(module)
+
+
+def test_what_was_measured_is_said_where_nothing_is_found(
+    described: Make, tiny: dict[str, Any]
+) -> None:
+    orders = (Order("declared", "as declared", 2.8), Order("swapped", "exchanged", 23.5))
+    run = LayerRun(1, "silu", 96, 0, 0, 0, 2824.0, 3, 22500.0, 5)
+    context = replace(described(tiny), scan=WeightScan(30), trial=Trial(384, 160, orders, (run,)))
+    text = shown(render, CheckReport("n", (), ("a.b",), {}, {}, context))
+    assert "measured: 30 tensors read, every value is a number" in text
+    assert "a text of 384 tokens costs 2.80 as declared, 23.50 exchanged" in text
+    assert "largest |h| 2,824 in layer 1, largest |output| of down_proj 2.25e+04" not in text
+    assert "largest |output| of down_proj 22,500 in layer 1" in text
+    without = replace(context, trial=None)
+    text = shown(render, CheckReport("n", (), ("a.b",), {}, {}, without))
+    assert "tokenizer.json must lie beside the model" in text
+    assert "measured" not in shown(render, CheckReport("n", (), (), {}, {}, described(tiny)))
 
 
 def test_a_report_prints_itself(faulty: CheckReport, capsys: pytest.CaptureFixture[str]) -> None:

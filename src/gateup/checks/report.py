@@ -84,8 +84,46 @@ def render(report: CheckReport, console: Console) -> None:
         line(console, f"rule {rule} could not be carried out: {text}", "bold magenta")
     console.print()
     line(console, summary(report), "bold")
+    for text in measured(report):
+        line(console, text)
     for reason, rules in _by_reason(report).items():
         line(console, f"not checked, {reason}: {', '.join(rules)}", "dim")
+
+
+def measured(report: CheckReport) -> list[str]:
+    """What --deep measured, in sentences, and what it would need where it could not."""
+    context = report.context
+    if context is None:
+        return []
+    out = []
+    scan, trial = context.scan, context.trial
+    if scan is not None:
+        bad = sum(b.nans + b.infinities for b in scan.not_finite)
+        numbers = f"{bad:,} values are no numbers" if bad else "every value is a number"
+        out.append(f"measured: {scan.tensors:,} tensors read, {numbers}")
+    if trial is not None:
+        costs = ", ".join(f"{o.loss:.2f} {o.words}" for o in trial.orders)
+        out.append(
+            f"measured: a text of {trial.tokens:,} tokens costs {costs} (nats a token; guessing"
+            f" {math.log(trial.vocab):.2f})"
+        )
+        if trial.layers:
+            h = max(trial.layers, key=lambda x: x.h_max)
+            y = max(trial.layers, key=lambda x: x.out_max)
+            out.append(
+                f"measured: largest |h| {_large(h.h_max)} in layer {h.layer}, largest |output| of"
+                f" down_proj {_large(y.out_max)} in layer {y.layer}; float16 ends at 65,504"
+            )
+    elif scan is not None and context.tokenizer is None and context.checkpoint.kind != "gguf":
+        out.append(
+            "not measured: the text's loss, for want of a tokenizer: tokenizer.json must lie beside"
+            " the model, or its folder be named with --tokenizer"
+        )
+    return out
+
+
+def _large(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def summary(report: CheckReport) -> str:
@@ -103,17 +141,19 @@ def summary(report: CheckReport) -> str:
 
 
 def _by_reason(report: CheckReport) -> dict[str, list[str]]:
-    """Reason -> what was skipped for it: "adapter.* (12)" where a whole topic of several was,
-    "generation.greedy, generation.length" where rules of the topic ran."""
+    """Reason -> what was skipped for it: "adapter.* (12)" where no rule of the topic ran,
+    "generation.greedy, generation.length" where others did."""
     by_reason: dict[str, list[str]] = {}
     for rule, reason in report.skipped.items():
         by_reason.setdefault(reason, []).append(rule)
-    seen = Counter(map(_topic, (*report.ran, *report.skipped, *report.failed)))
+    began = set(map(_topic, (*report.ran, *report.failed)))
     out: dict[str, list[str]] = {}
     for reason, rules in by_reason.items():
         here = Counter(map(_topic, rules))
         said = {
-            r: f"{_topic(r)}.* ({here[_topic(r)]})" if here[_topic(r)] == seen[_topic(r)] > 1 else r
+            r: f"{_topic(r)}.* ({here[_topic(r)]})"
+            if here[_topic(r)] > 1 and _topic(r) not in began
+            else r
             for r in rules
         }
         out[reason] = list(dict.fromkeys(said.values()))
@@ -192,6 +232,7 @@ def to_json(report: CheckReport) -> dict[str, Any]:
         "readable": report.readable,
         "counts": {s: report.count(s) for s in SEVERITIES},
         "findings": [_finding_json(f) for f in report.findings],
+        "measured": measured(report),
         "ran": list(report.ran),
         "skipped": dict(report.skipped),
         "failed": dict(report.failed),
