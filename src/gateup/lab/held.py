@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -60,13 +61,16 @@ class Loaded:
 class Held:
     """Lends the model, to one thread at a time.
 
-    idle   seconds after the last use until it is given back
-    timer  of that
+    worker  the thread that pages run it in: each thread that computes gets OpenMP threads of its
+            own, which wait for work by taking the others' cores
+    idle    seconds after the last use until it is given back
+    timer   of that
     """
 
     def __init__(self, idle: float = IDLE) -> None:
         self.idle = idle
         self.loaded: Loaded | None = None
+        self.worker = ThreadPoolExecutor(1, "gateup-neurons")
         self._lock = Lock()
         self.timer: Timer | None = None
 

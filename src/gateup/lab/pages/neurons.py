@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nicegui import run, ui
+from nicegui import ui
 
 from gateup.account.report import units
 from gateup.errors import GateupError
@@ -16,7 +17,7 @@ from gateup.lab import data_neurons as data
 from gateup.lab.figures import figure_list, table, text
 from gateup.lab.formulas import mathml
 from gateup.lab.frame import Frame
-from gateup.lab.held import MAX_TOKENS, missing
+from gateup.lab.held import HELD, MAX_TOKENS, missing
 from gateup.lab.models import NAMED, Models
 from gateup.lab.state import Choice, Flag, Number, Pairs, Param, Text
 
@@ -173,8 +174,9 @@ class _View:
         checkpoint = self.frame.models.open(self.frame.state["model"])
         self.turn = turn = self.turn + 1
         try:
-            view = await run.io_bound(data.look, checkpoint, self._ask())
-            if view is not None and turn == self.turn:
+            asked = HELD.worker.submit(data.look, checkpoint, self._ask())
+            view = await asyncio.wrap_future(asked)
+            if turn == self.turn:
                 self.show(view)
                 self.frame.show_error(None)
         except GateupError:
