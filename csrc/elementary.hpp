@@ -136,8 +136,8 @@ GATEUP_INLINE Logistic logistic(float x, float factor) {
   const float sum = 1.0f + e;
   const float near = 1.0f / sum, far = e * near;
   const bool negative = x < 0.0f, small = (e < 0.5f) & (e > 0.0f);
-  const float quotient = (negative | small ? factor * e : factor) / sum;
-  const float product = small & !negative ? factor - quotient : quotient;
+  const float quotient = ((negative | small) ? factor * e : factor) / sum;
+  const float product = (small & !negative) ? factor - quotient : quotient;
   return {negative ? far : near, negative ? near : far, product};
 }
 
