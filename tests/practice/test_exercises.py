@@ -55,6 +55,8 @@ def test_a_mutant_earns_its_message(
     assert not verdict.passed
     assert verdict.mistake == wanted, _why(verdict)
     assert verdict.message == exercise.mistakes[wanted].en
+    first = next(case for case in verdict.cases if not case.passed)
+    assert first.mistake == wanted, first  # not under a later case only
 
 
 @pytest.mark.parametrize("exercise", exercises(), ids=_id)

@@ -80,7 +80,12 @@ def _as_expected(value: Any, model: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(model, Mapping):
         return {k: _as_expected(v, model.get(k)) for k, v in value.items()}
     if isinstance(model, Expected) and np.shape(value) == np.shape(model.value):
-        return Expected(value, model.dtype, model.terms, model.magnitude)
+        if np.asarray(value).dtype.kind != "f" or np.asarray(model.value).dtype.kind != "f":
+            return Expected(value, model.dtype, model.terms, model.magnitude)
+        # Where the right value is small the mistake's need not be, nor its rounding.
+        magnitude = model.value if model.magnitude is None else model.magnitude
+        larger = np.maximum(np.abs(magnitude), np.abs(value))
+        return Expected(value, model.dtype, model.terms, larger)
     return value
 
 
@@ -238,9 +243,9 @@ def _values(expected: Expected, got: Array, where: str, dtype: str, wanted: str)
         bound = np.zeros(value.shape)
     else:
         bound = tolerance(expected, dtype or "float64")
-    wide, right = given.astype(np.float64), value.astype(np.float64)
-    nan = int(np.count_nonzero(np.isnan(wide) & ~np.isnan(right)))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # a signalling NaN complains when it is cast
+        wide, right = given.astype(np.float64), value.astype(np.float64)
+        nan = int(np.count_nonzero(np.isnan(wide) & ~np.isnan(right)))
         same = (given == value) | (np.isnan(wide) & np.isnan(right))
         error = np.where(same, 0.0, np.abs(wide - right))
         error = np.where(np.isnan(error), np.inf, error)

@@ -9,7 +9,6 @@ seed drawn for this run pass.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import secrets
 import signal
 import threading
@@ -95,7 +94,11 @@ class Judge:
             server = self.warm(exercise.needs)
             cases = exercise.cases(seed)
             run = _Run(exercise, source, lang, cases)
-            with Session(server, exercise.limits, self._without) as session:
+            # What the code made of its numbers is told in the verdict, not by numpy's warnings.
+            with (
+                Session(server, exercise.limits, self._without) as session,
+                np.errstate(all="ignore"),
+            ):
                 run.drive(session)
         finally:
             self._turns.release()
@@ -212,6 +215,8 @@ class _Run:
 
     def _ended(self, session: Session) -> _Failure:
         end = session.await_end()
+        if end.stopped:
+            return _Failure("no answer", message=messages.CLOSED.in_language(self._lang))
         if end.signal == 0:
             said = messages.ENDED.in_language(self._lang).format(end.code)
             return _Failure("no answer", message=said)
@@ -225,7 +230,7 @@ class _Run:
         status = message.get("status")
         if status in ("answered", "loaded"):
             return None
-        error = str(message.get("error", ""))[: wire.TEXT_LIMIT]
+        error = wire.text(message.get("error"))
         if status == "unusable":
             said = messages.UNUSABLE.in_language(self._lang).format(error)
             return _Failure("wrong structure", message=said)
@@ -325,12 +330,13 @@ def _sendable(value: Any, torch: bool) -> Any:
 
 
 def _lines(message: dict[str, Any]) -> tuple[TracebackLine, ...]:
+    """The traceback that the child tells of; what is none, as code may forge it, is dropped."""
     found = []
     given = message.get("lines")
     for line in given[:16] if isinstance(given, list) else ():
-        with contextlib.suppress(TypeError, ValueError):
-            number, function, text = line
-            found.append(TracebackLine(int(number or 0), str(function)[:100], str(text)[:200]))
+        if isinstance(line, list) and len(line) == 3:
+            number = line[0] if type(line[0]) is int and 0 <= line[0] < 1 << 31 else 0
+            found.append(TracebackLine(number, wire.text(line[1], 100), wire.text(line[2], 200)))
     return tuple(found)
 
 

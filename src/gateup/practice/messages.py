@@ -29,6 +29,11 @@ ENDED = Text(
     "The process ended (exit code {}) before it answered.",
     "进程在给出答案之前就结束了（退出码 {}）。",
 )
+CLOSED = Text(
+    "The code closed the descriptor that the judge and it talk through, and ran on: no answer can "
+    "come, so the judge ended it.",
+    "代码关闭了与评判程序通信的描述符，却继续运行：不可能再有答案，评判程序因此将其终止。",
+)
 SIGNAL = Text("The process was ended by {}.", "进程被信号 {} 终止。")
 TIME_LIMIT = Text("The limit is {:g} s for all cases.", "所有用例合计限时 {:g} 秒。")
 MEMORY_LIMIT = Text("The limit is {} MiB.", "内存上限为 {} MiB。")

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -55,12 +55,16 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class End:
-    """How a session's process ended: its signal (0: none), exit code, CPU seconds, peak MiB."""
+    """How a session's process ended: its signal (0: none), exit code, CPU seconds, peak MiB.
+
+    stopped  it ran on without its channel to the judge, which ended it
+    """
 
     signal: int = 0
     code: int = 0
     cpu: float = 0.0
     peak_mib: float = 0.0
+    stopped: bool = False
 
 
 def python_folders() -> list[str]:
@@ -316,9 +320,15 @@ class Session:
     def await_end(self) -> End:
         """How a process ended whose answers ended: it is given a moment to be gone by itself."""
         self._control.settimeout(1.0)
-        with contextlib.suppress(OSError):
+        stopped = False
+        try:
             self._control.recv(1, socket.MSG_PEEK)
-        return self.stop()
+        except TimeoutError:
+            stopped = True
+        except OSError:
+            pass  # the keeper is gone: nothing is told
+        self.end = replace(self.stop(), stopped=stopped)
+        return self.end
 
 
 class _Frame:

@@ -138,16 +138,19 @@ class _Workbench:
         self._save()
         self.button.disable()
         self.verdict.set_content(f'<p class="note">{text(self.frame.t("running"))}</p>')
+        # Whatever happens to the judge, its faults too, the page does not stay at "Judging".
+        shown = f'<div class="verdict no">{text(self.frame.t("judge_failed"))}</div>'
         try:
             verdict = await run.io_bound(self._judge, self.editor.value or "", language)
             if verdict is not None:
                 self.progress.tried(exercise.name, verdict.passed)
-                self.verdict.set_content(verdict_html(verdict, language))
+                shown = verdict_html(verdict, language)
             self.frame.show_error(None)
         except GateupError as error:
-            self.verdict.set_content("")
+            shown = ""
             self.frame.show_error(error)
         finally:
+            self.verdict.set_content(shown)
             self.button.enable()
 
     def _judge(self, source: str, language: str) -> Verdict:

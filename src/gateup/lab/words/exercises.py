@@ -11,6 +11,8 @@ EN = {
     "torch": "torch",
     "run": "Run",
     "running": "Judging …",
+    "judge_failed": "The judge itself failed: there is no verdict on this code. The terminal that "
+    "runs gateup lab shows why. Your code is kept.",
     "hint": "Hint",
     "no_more_hints": "There are no more hints.",
     "hint_n": "Hint {n} of {total}",
@@ -38,6 +40,8 @@ ZH = {
     "torch": "torch",
     "run": "运行",
     "running": "正在评判 …",
+    "judge_failed": "评判程序自身出错，这份代码没有评判结果。原因见运行 gateup lab 的终端。"
+    "代码已保存。",
     "hint": "提示",
     "no_more_hints": "没有更多提示了。",
     "hint_n": "提示 {n} / {total}",

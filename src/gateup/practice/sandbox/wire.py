@@ -19,6 +19,8 @@ HEADER_LIMIT = 1 << 20  # bytes of JSON in one frame
 FRAME_LIMIT = 64 << 20  # bytes of arrays in one frame
 DEPTH_LIMIT = 8  # containers in containers
 DIGITS_LIMIT = 1000  # of one integer
+# numpy counts an empty array's bytes as if its dimensions of 0 were 1: at most 2^63 of them.
+SHAPE_LIMIT = 1 << 59
 TEXT_LIMIT = 10_000  # characters of one string
 DTYPES = (
     "bool",
@@ -160,7 +162,21 @@ def _array_size(node: dict[str, Any]) -> int:
         raise WireError("no array")
     if not all(type(n) is int and 0 <= n <= FRAME_LIMIT for n in shape):
         raise WireError("no shape")
+    if math.prod(n or 1 for n in shape) > SHAPE_LIMIT:
+        raise WireError("no shape")
     return math.prod(shape) * _stored(dtype).itemsize
+
+
+def text(value: Any, limit: int = TEXT_LIMIT) -> str:
+    """A string of a frame, cut, without the halves of characters that no encoding takes.
+
+    "" for what is no string: its text may be deep, or longer than Python writes numbers.
+    """
+    return value[:limit].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _key(value: str | int) -> str | int:
+    return text(value) if isinstance(value, str) else value
 
 
 def _stored(dtype: str) -> np.dtype[Any]:
@@ -176,8 +192,10 @@ def unpack_value(node: Any, data: bytes) -> Any:
 
 
 def _rebuild(node: Any, data: memoryview) -> tuple[Any, int]:
-    if node is None or isinstance(node, (bool, str)):
+    if node is None or isinstance(node, bool):
         return node, 0
+    if isinstance(node, str):
+        return text(node), 0
     kind = node["kind"]
     if kind == "int" or kind == "float":
         try:
@@ -189,7 +207,7 @@ def _rebuild(node: Any, data: memoryview) -> tuple[Any, int]:
         values = np.frombuffer(data[:size], dtype=_stored(node["dtype"])).reshape(node["shape"])
         torch, grad = node.get("torch") is True, node.get("grad") is True
         return Array(values, node["dtype"], torch, grad), size
-    keys = [item[0] for item in node["items"]] if kind == "dict" else None
+    keys = [_key(item[0]) for item in node["items"]] if kind == "dict" else None
     used, below = 0, []
     for item in node["items"]:
         value, size = _rebuild(item if keys is None else item[1], data[used:])

@@ -38,6 +38,9 @@ def _case(name, rng, T, H, I, dtype):
         ),
         mistakes={
             "up_first": answer(GateUpLayout("concat", order="up_gate"), y),
+            "exchanged": answer(
+                GateUpLayout("concat", order="up_gate"), swiglu(x, w_up, w_gate, w_down)
+            ),
             "interleaved": answer(GateUpLayout("interleaved"), y),
             "halves_swapped": (fused, g, swiglu(x, w_up, w_gate, w_down)),
             "activated_g": (fused, activated, both),
