@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gateup.account.figure import Figure
@@ -38,6 +39,7 @@ EXACT = {
     "mixtral-8x7b/q4_k_m_bytes": 28_447_727_616,
     "lora/per_layer_rank": 81_920,
     "memory/one_output": 2048 * 14336 * 2,
+    "memory/logits_rows": 2048 * 128_256 * 2,
     "quant/q4_k/bytes": 144,
     "quant/q6_k/bytes": 210,
     "quant/q8_0/bytes": 34,
@@ -67,6 +69,11 @@ WRITTEN = {
     ("lora/mlp_share", "percent"): "67.5%",
     ("experts/alpha", "x3"): "1.702",
     ("experts/clamp", None): "7",
+    ("memory/logits_rows", "MB"): "525.3 MB",
+    ("quant/error/uniform", "percent"): "6.5%",
+    ("quant/error/normal", "percent"): "8.6%",
+    ("quant/error/laplace", "percent"): "10.7%",
+    ("quant/error/t3", "percent"): "12.7%",
     ("act/gelu/-3", "x4"): "−0.0040",
     ("act/gelu/-1", "x4"): "−0.1587",
     ("act/gelu/1", "x4"): "0.8413",
@@ -95,6 +102,25 @@ def test_the_width_rule_gives_the_presets_own_widths() -> None:
 def test_gqa_raises_the_share() -> None:
     for model in ("llama-3-8b", "llama-2-70b", "qwen3-0.6b"):
         assert number(f"{model}/layer_share") > number(f"{model}/share_without_gqa")  # type: ignore[operator]
+
+
+def test_heavier_tails_lose_more_as_the_reference_rounds() -> None:
+    quants = pytest.importorskip("gguf.quants")
+    rng = np.random.default_rng(0)
+    blocks = {
+        "uniform": rng.uniform(-1, 1, (1 << 16, 32)),
+        "normal": rng.normal(size=(1 << 16, 32)),
+    }
+    for name, values in blocks.items():
+        w = values.astype(np.float32)
+        kind = quants.GGMLQuantizationType.Q4_0
+        stored = quants.dequantize(quants.quantize(w, kind), kind)
+        error = np.linalg.norm(stored - w) / np.linalg.norm(w)
+        assert number(f"quant/error/{name}") == pytest.approx(error, rel=1e-6)
+    errors = [
+        float(number(f"quant/error/{name}")) for name in ("uniform", "normal", "laplace", "t3")
+    ]  # type: ignore[arg-type]
+    assert errors == sorted(errors)
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateup.account.activations import logits_transient, mlp_transient
 from gateup.account.kv import kv_nbytes
@@ -92,8 +93,8 @@ def _memory() -> Mapping[str, Number]:
         "tile": tiled.tile,
         "output": T * H * b,
         "weights": weights,
-        "logits_all": int(logits_transient(spec, Workload(ctx=T, last_logits=False), T).value),
         "logits_last": int(logits_transient(spec, work, T).value),
+        "logits_rows": T * spec.vocab_size * b,
         "kv": int(kv_nbytes(spec, T, "bf16").value),
         "kv_8k": int(kv_nbytes(spec, 8192, "bf16").value),
         "kv_32k": int(kv_nbytes(spec, 32768, "bf16").value),
@@ -184,7 +185,30 @@ def _quantisation() -> Mapping[str, Number]:
         out[f"{name}/bytes"] = fmt.block_bytes
         out[f"{name}/block"] = fmt.block_size
         out[f"{name}/bits"] = 8 * fmt.block_bytes / fmt.block_size
+    rng = np.random.default_rng(0)
+    size = (1 << 16, FORMATS["q4_0"].block_size)
+    for name, values in (
+        ("uniform", rng.uniform(-1, 1, size)),
+        ("normal", rng.normal(size=size)),
+        ("laplace", rng.laplace(size=size)),
+        ("t3", rng.standard_t(3, size)),
+    ):
+        out[f"error/{name}"] = _q4_0_error(values)
     return out
+
+
+def _q4_0_error(blocks: NDArray[np.float64]) -> float:
+    """‖stored - right‖ / ‖right‖ of rows that are one block each, rounded as ggml rounds Q4_0.
+
+    The largest magnitude of a block becomes -8: scale d = largest / -8, kept in fp16; each weight
+    is d·(q - 8) with q = ⌊w/d + 8.5⌋, at most 15.
+    """
+    w = blocks.astype(np.float32)
+    largest = np.take_along_axis(w, np.abs(w).argmax(axis=1, keepdims=True), axis=1)
+    d = largest / -8
+    q = np.minimum(np.floor(w / d + 8.5), 15)
+    stored = d.astype(np.float16).astype(np.float32) * (q - 8)
+    return float(np.linalg.norm(stored - w) / np.linalg.norm(w))
 
 
 @cache
