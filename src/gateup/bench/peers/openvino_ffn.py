@@ -9,8 +9,9 @@ are a coarser format of 4.125 bits.
 
 Settings matter, all measured at 4096 × 14336 on AMX, ms at T=1 / 8 / 64: activations of 8-bit
 weights in groups of 256 7.1 / 8.4 / 22, of 32 7.4 / 9.3 / 32, of whole rows (u8 codes
-around a zero point) 25 / 88 / 142; in float32 12 / 28 / 64; in bf16 10 / 17 / 22. Four bits in groups of 32 7.0 / 13 / 38, in bf16
-9.1 / 22 / 28; in groups of 128, both weights' and activations', 4.8 / 5.6 / 21.
+around a zero point) 25 / 88 / 142; in float32 12 / 28 / 64; in bf16 10 / 17 / 22. Four bits in
+groups of 32 7.0 / 13 / 38, in bf16 9.1 / 22 / 28; in groups of 128, both weights' and activations',
+4.8 / 5.6 / 21.
 """
 
 from __future__ import annotations
