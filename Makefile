@@ -67,7 +67,7 @@ $(BENCH)/%_many.json: | $(READY)
 $(BENCH)/model-smollm2.json: | $(READY)
 	$(GATEUP_BENCH) smollm2 --no-ffn $(WRITE)
 $(BENCH)/model-llama-3.2-1b.json: $(BENCH)/llama-3.2-1b.gguf | $(READY)
-	$(GATEUP_BENCH) $< --no-ffn --turns 3 $(WRITE)
+	$(GATEUP_BENCH) $< --no-ffn --turns 2 $(WRITE)
 $(BENCH)/llama-3.2-1b.gguf: | $(VENV)/.test
 	mkdir -p $(BENCH)
 	$(BIN)/python benchmarks/random_gguf.py llama-3.2-1b q4_k_m $@
