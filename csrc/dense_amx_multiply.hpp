@@ -111,8 +111,8 @@ GATEUP_INLINE void fetch_tile(const char* tile) {
 // w: [step][panel a, b][16 rows][32 k] in the first-level cache; x streams from the second, so the
 // next step's tiles are asked for a step ahead.
 template <bool kTwo>
-GATEUP_INLINE void multiply_staged(const char* w, i64 steps, const char* x0, const char* x1, float* c,
-                                   bool resume, Ahead& ahead) {
+GATEUP_INLINE void multiply_staged(const char* w, i64 steps, const char* x0, const char* x1,
+                                   float* c, bool resume, Ahead& ahead) {
   load_sums<kTwo>(c, resume);
   for (i64 i = 0; i < steps; ++i) {
     GATEUP_TILE_LOAD(4, w, 64);
