@@ -28,8 +28,8 @@ constexpr i64 kBlockSteps = 32;
 // With more than 32 tokens weights are used several times. Rows a multiple of 4 KiB apart share a
 // set of the first-level cache, so a piece of 32 rows is copied out of them, and that of the next
 // 32 rows is fetched meanwhile. Eight steps (16 KiB) leave room for a step's tiles of x and sums;
-// up to 128 tokens four are faster by 0.92 to 0.95 in time, at 512 slower by 1.18: x itself then
-// stays in that cache, the sums go through it more often (one thread, H 4096, I 14336).
+// up to 128 tokens four are faster by 0.92 to 0.95 in time, at 512 slower by 1.18 (one thread,
+// H 4096, I 14336).
 constexpr i64 kStagedSteps = 8, kStagedStepsFew = 4;
 constexpr i64 kFewBlocks = 4;  // of 32 tokens
 
