@@ -7,6 +7,7 @@
 #include "act_and_mul.hpp"
 #include "dense.hpp"
 #include "dense_amx.hpp"
+#include "dense_amx_multiply.hpp"
 #include "dense_amx_rows.hpp"
 #include "parallel.hpp"
 
@@ -24,6 +25,13 @@ constexpr i64 kGroup = 16;        // pairs of 16 rows whose sums a thread holds
 // 1.5 times slower, whole rows instead of blocks 1.15 times, a copy into neighbouring tiles cost
 // as much as it saved (H 4096, I 14336).
 constexpr i64 kBlockSteps = 32;
+// With more than 32 tokens weights are used several times. Rows a multiple of 4 KiB apart share a
+// set of the first-level cache, so a piece of 32 rows is copied out of them, and that of the next
+// 32 rows is fetched meanwhile. Eight steps (16 KiB) leave room for a step's tiles of x and sums;
+// up to 128 tokens four are faster by 0.92 to 0.95 in time, at 512 slower by 1.18 (one thread,
+// H 4096, I 14336).
+constexpr i64 kStagedSteps = 8, kStagedStepsFew = 4;
+constexpr i64 kFewBlocks = 4;  // of 32 tokens
 
 constexpr i64 kSums = 1024;       // floats: 2 panels x 2 groups of tokens x 16 x 16
 
@@ -66,8 +74,9 @@ struct Phase {
     return panel_of(b, gated ? pair : 2 * pair + (alone ? 0 : 1));
   }
   i64 blocks() const { return ceil_div(x.groups(), 2); }
+  i64 staged_steps() const { return blocks() <= kFewBlocks ? kStagedStepsFew : kStagedSteps; }
   i64 scratch() const {
-    return group * blocks() * kSums * 4 + 2048;
+    return group * blocks() * kSums * 4 + kStagedSteps * 2 * kTileBytes;
   }
 };
 
@@ -89,67 +98,6 @@ void pack_x(const Rows& x, i64 first_token, i64 k, const Operand& out, int threa
         (*static_cast<decltype(&body)>(context))(begin, end);
       },
       const_cast<void*>(static_cast<const void*>(&body)));
-}
-
-// ---- tiles ------------------------------------------------------------------------------------
-
-struct Weights {
-  const char *a, *b;
-  i64 stride_a, stride_b;  // bytes
-};
-
-// c: [panel a, b][group 0, 1][16 rows][16 tokens]; `tail`: one padded step behind the whole ones.
-template <bool kTwo>
-GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, const char* x0,
-                            const char* x1, i64 x_step, float* c, bool resume) {
-  const i64 x_stride = x_step / 16;
-  if (resume) {
-    GATEUP_TILE_LOAD(0, c, 64);
-    GATEUP_TILE_LOAD(1, c + 512, 64);
-    if (kTwo) {
-      GATEUP_TILE_LOAD(2, c + 256, 64);
-      GATEUP_TILE_LOAD(3, c + 768, 64);
-    }
-  } else {
-    GATEUP_TILE_ZERO(0);
-    GATEUP_TILE_ZERO(1);
-    if (kTwo) {
-      GATEUP_TILE_ZERO(2);
-      GATEUP_TILE_ZERO(3);
-    }
-  }
-  const char *a = w.a, *b = w.b;
-  i64 stride_a = w.stride_a, stride_b = w.stride_b;
-  for (;;) {
-    for (i64 i = 0; i < steps; ++i) {
-      GATEUP_TILE_LOAD(4, a, stride_a);
-      GATEUP_TILE_LOAD(6, x0, x_stride);
-      GATEUP_TILE_BF16(0, 4, 6);
-      GATEUP_TILE_LOAD(5, b, stride_b);
-      GATEUP_TILE_BF16(1, 5, 6);
-      if (kTwo) {
-        GATEUP_TILE_LOAD(7, x1, x_stride);
-        GATEUP_TILE_BF16(2, 4, 7);
-        GATEUP_TILE_BF16(3, 5, 7);
-        x1 += x_step;
-      }
-      a += 64;
-      b += 64;
-      x0 += x_step;
-    }
-    if (tail == nullptr) break;
-    a = tail->a;
-    b = tail->b;
-    stride_a = stride_b = 64;
-    steps = 1;
-    tail = nullptr;
-  }
-  GATEUP_TILE_STORE(0, c, 64);
-  GATEUP_TILE_STORE(1, c + 512, 64);
-  if (kTwo) {
-    GATEUP_TILE_STORE(2, c + 256, 64);
-    GATEUP_TILE_STORE(3, c + 768, 64);
-  }
 }
 
 // The last, short step of a panel, padded with zeros.
@@ -214,34 +162,88 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
   }
 }
 
-// ---- one item: a group of pairs of panels, all tokens of the chunk, all of k --------------------
+// ---- one item: a group of pairs of panels, all tokens of the chunk, all of k -------------------
 
-void run_item(const Phase& p, i64 item, char* scratch) {
-  const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
-  const i64 whole = p.k / kStep, rest = p.k % kStep, blocks = p.blocks();
-  float* sums = reinterpret_cast<float*>(scratch);
-  char* tail_tiles = scratch + p.group * blocks * kSums * 4;
-  const Weights tail{tail_tiles, tail_tiles + 1024, 64, 64};
+// Up to two groups of tokens, one pair of panels: weights go from memory to the tiles once.
+void run_streamed(const Phase& p, i64 pair, char* scratch) {
+  const i64 whole = p.k / kStep;
+  float* c = reinterpret_cast<float*>(scratch);
+  char* tail_tiles = scratch + kSums * 4;
+  const Weights tail{tail_tiles, tail_tiles + kTileBytes, 64, 64};
+  const Panel a = p.first(pair), b = p.second(pair);
+  const bool short_step = p.k % kStep != 0;
+  if (short_step) {
+    copy_tail(a, p.k, tail_tiles);
+    copy_tail(b, p.k, tail_tiles + kTileBytes);
+  }
   for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += kBlockSteps) {
     const i64 steps = at_most(kBlockSteps, whole - s0);
     const bool last = s0 + steps == whole;
+    const Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride};
+    const char* x0 = p.x.group(0) + s0 * p.x.step_bytes();
+    const char* x1 = x0 + p.x.steps * p.x.step_bytes();
+    (p.x.groups() > 1 ? multiply<true> : multiply<false>)(w, steps,
+                                                          last && short_step ? &tail : nullptr, x0,
+                                                          x1, p.x.step_bytes(), c, s0 > 0);
+  }
+  (p.gated ? finish_gated : finish_linear)(p, pair, 0, c);
+}
+
+// The piece of weights that run_staged multiplies after that of `pair` at step s0.
+Ahead ahead_of(const Phase& p, i64 item, i64 pair, i64 s0) {
+  const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
+  i64 next = pair + 1;
+  if (next == end) {
+    s0 += p.staged_steps();
+    if (s0 < p.x.steps) {
+      next = begin;
+    } else {
+      s0 = 0;  // of the next item
+    }
+  }
+  Ahead ahead{};
+  ahead.row = Ahead::kRows;
+  if (next == p.pairs) return ahead;
+  const Panel a = p.first(next), b = p.second(next);
+  ahead = {a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride, 0, 0, 0, 0};
+  ahead.lines = at_most(p.staged_steps(), p.k / kStep - s0);
+  if (ahead.lines < 1) ahead.lines = 1;
+  ahead.quota = ceil_div(Ahead::kRows, p.blocks());
+  return ahead;
+}
+
+void multiply_blocks(const Phase& p, i64 pair, i64 s0, i64 steps, const char* staged, float* sums,
+                     Ahead& ahead) {
+  const i64 blocks = p.blocks(), step = p.x.step_bytes();
+  for (i64 block = 0; block < blocks; ++block) {
+    const bool two = 2 * block + 1 < p.x.groups();
+    const char* x0 = p.x.group(2 * block) + s0 * step;
+    float* c = sums + block * kSums;
+    (two ? multiply_staged<true> : multiply_staged<false>)(staged, steps, x0,
+                                                           x0 + p.x.steps * step, c, s0 > 0, ahead);
+    if (s0 + steps == p.x.steps) (p.gated ? finish_gated : finish_linear)(p, pair, block, c);
+  }
+}
+
+// The same for more than two groups of tokens: the same sums in the same order.
+void run_staged(const Phase& p, i64 item, char* scratch) {
+  const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
+  const i64 whole = p.k / kStep, blocks = p.blocks(), total = p.x.steps;
+  const i64 piece = p.staged_steps();
+  float* sums = reinterpret_cast<float*>(scratch);
+  char* staged = scratch + p.group * blocks * kSums * 4;
+  for (i64 s0 = 0; s0 < total; s0 += piece) {
+    const i64 steps = at_most(piece, total - s0), full = at_most(steps, whole - s0);
     for (i64 pair = begin; pair < end; ++pair) {
       const Panel a = p.first(pair), b = p.second(pair);
-      const Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride};
-      const bool short_step = last && rest != 0;
-      if (short_step) {
-        copy_tail(a, p.k, tail_tiles);
-        copy_tail(b, p.k, tail_tiles + 1024);
+      Ahead ahead = ahead_of(p, item, pair, s0);
+      stage(a.data + s0 * 64, a.stride, full, staged);
+      stage(b.data + s0 * 64, b.stride, full, staged + kTileBytes);
+      if (full < steps) {
+        copy_tail(a, p.k, staged + full * 2 * kTileBytes);
+        copy_tail(b, p.k, staged + full * 2 * kTileBytes + kTileBytes);
       }
-      for (i64 block = 0; block < blocks; ++block) {
-        const bool two = 2 * block + 1 < p.x.groups();
-        const char* x0 = p.x.group(2 * block) + s0 * p.x.step_bytes();
-        const char* x1 = x0 + p.x.steps * p.x.step_bytes();
-        float* c = sums + ((pair - begin) * blocks + block) * kSums;
-        (two ? multiply<true> : multiply<false>)(w, steps, short_step ? &tail : nullptr, x0, x1,
-                                                 p.x.step_bytes(), c, s0 > 0);
-        if (last) (p.gated ? finish_gated : finish_linear)(p, pair, block, c);
-      }
+      multiply_blocks(p, pair, s0, steps, staged, sums + (pair - begin) * blocks * kSums, ahead);
     }
   }
 }
@@ -261,7 +263,7 @@ void run_part(void* context, i64 begin, i64 end) {
       i64 index = item;
       const Phase* phase = work.phases;
       while (index >= phase->items) index -= phase++->items;
-      run_item(*phase, index, scratch);
+      (phase->blocks() > 1 ? run_staged : run_streamed)(*phase, index, scratch);
     }
   }
   work.slots->give(scratch);
