@@ -14,9 +14,16 @@ namespace {
 
 #define GATEUP_MEMBER inline __attribute__((always_inline))
 
-// Bytes between what is fetched and what is multiplied. At one token of 4096 x 14336 on two
-// threads, with 4096: Q4_K 24, Q6_K 26, Q4_0 28 GB/s; with 2048: 27, 28, 32.
-constexpr int kStreamAhead = 2048;
+// Bytes between what is fetched and what is multiplied: one thread, 2048 x 8192, one token's time
+// over that of reading alone, with 512, 1024, 1536 and 2048 bytes (4096 is worse for all):
+//   Q4_0 1.00 1.00 0.99 0.98    Q4_K 1.06 1.10 1.13 1.17    Q6_K 1.16 1.16 1.13 1.13
+// and with four tokens
+//   Q4_0 1.27 1.25 1.23 1.18    Q4_K 1.30 1.27 1.30 1.41    Q6_K 1.33 1.27 1.29 1.31
+// Q8_0 does not mind. With 768 bytes Q4_K takes 1.08 and 1.27.
+constexpr int stream_ahead(const QuantFormat& f) {
+  if (!f.super()) return 2048;
+  return f.bits == 6 ? 1536 : 768;
+}
 
 // Integer sums over the first and the last four groups of a block. Where 4 bits are all of a code,
 // a byte's upper four are multiplied in their place, and their sums are 16 times too large.
@@ -54,9 +61,10 @@ struct BlockDots {
   }
 };
 
-// What lies kStreamAhead bytes on, and beyond the panel's end at the beginning of what comes next.
+// What lies stream_ahead() on, and beyond the panel's end at the beginning of what comes next.
+template <int F>
 GATEUP_INLINE const u8* fetched_with(const u8* group, const Fetch& fetch) {
-  const u8* at = group + kStreamAhead;
+  const u8* at = group + stream_ahead(kFormats[F]);
   return at < fetch.end ? at : fetch.next + (at - fetch.end);
 }
 
@@ -81,7 +89,7 @@ GATEUP_INLINE void stream_blocks(const u8* group, const Fetch& fetch, const Tile
   const float* sums = in.sums;
   const i32* start = in.start;
   for (; group < fetch.end; group += f.group_bytes()) {
-    const u8* from = fetched_with(group, fetch);
+    const u8* from = fetched_with<F>(group, fetch);
     for (int b = 0; b < f.blocks(); ++b, x += R * kBlockK, scale += R, sums += R) {
       fetch_part<F>(from, b);
       BlockDots<F, R> dots;
@@ -170,7 +178,7 @@ GATEUP_INLINE void stream_super(const u8* group, const Fetch& fetch, const TileI
   const float* sums = in.sums;
   const i32* start = in.start;
   for (; group < fetch.end; group += f.group_bytes()) {
-    const u8* from = fetched_with(group, fetch);
+    const u8* from = fetched_with<F>(group, fetch);
     SuperSums<R> s;
 #pragma GCC unroll 8
     for (int b = 0; b < 8; ++b) {
