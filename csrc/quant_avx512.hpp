@@ -11,9 +11,9 @@ namespace {
 
 // Bytes ahead of those being unpacked. Fetched all at once, a group's 37 lines would fill the 16
 // places of a core for lines under way and hold up what comes next, so each block fetches a part;
-// and the farther ahead, the less of it the processor's own fetching has under way already. At one
-// token, in GB/s of a thread that can read 14: Q4_K 10.1 without, 10.2 with 4096 at once, 12.3 with
-// 2048 in parts; Q8_0 10.6, 13.8 with 4096, 13.2 with 2048.
+// and the farther ahead, the less of it the processor's own fetching has under way already. With one
+// row, in GB/s of a thread that can read 14: Q4_K 10.1 without, 10.2 with 4096 at once, 12.3 with
+// 2048 in parts; Q8_0 10.6, 13.8 with 4096, 13.2 with 2048. Fewer than 8 rows: quant_stream.hpp.
 constexpr int ahead(const QuantFormat& f) { return f.bits == 8 ? 4096 : 2048; }
 
 // What becomes of codes on the way: as they are for VNNI, or made signed for AMX, whose dot

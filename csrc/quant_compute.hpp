@@ -5,8 +5,9 @@
 #include "activations.hpp"
 #if defined(__AMX_INT8__)
 #include "quant_amx.hpp"
+#include "quant_stream.hpp"
 #elif defined(__AVX512VNNI__)
-#include "quant_avx512.hpp"
+#include "quant_stream.hpp"
 #else
 #include "quant_plain.hpp"
 #endif
@@ -21,10 +22,12 @@ GATEUP_INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
 constexpr int kFormatCount = sizeof kFormats / sizeof kFormats[0];
 
-// A format's kernels by the rows of a tile: 1, 2, 4, 8, 16.
+// A format's kernels by the rows of a tile: 1, 2, 4, 8, 16. Where there is a `stream`, the others
+// are not needed.
 struct FormatKernels {
   UnpackChunk unpack[5];
   TileProduct tile[5];
+  StreamPanel stream[5];
 };
 
 template <int F>
@@ -36,22 +39,24 @@ constexpr FormatKernels kernels_of() {
   constexpr UnpackChunk tiles = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
   // To cut Q6_K's weights in two takes 4 times as long as to unpack them: too long for 8 rows.
   constexpr bool few = k == Kind::kSuper16;
-  return {{unpack, unpack, unpack, few ? unpack : tiles, tiles},
-          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
+  return {{nullptr, nullptr, nullptr, few ? unpack : tiles, tiles},
+          {nullptr, nullptr, nullptr,
            few     ? tile_product512<k, 8>
            : super ? tile_super_amx<k, 8>
                    : tile_blocks_amx<k, 8>,
-           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>}};
+           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>},
+          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>}};
 #elif defined(__AVX512VNNI__)
   constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
-  return {{unpack, unpack, unpack, unpack, unpack},
-          {tile_product512<k, 1>, tile_product512<k, 2>, tile_product512<k, 4>,
-           tile_product512<k, 8>, tile_product512<k, 16>}};
+  return {{nullptr, nullptr, nullptr, unpack, unpack},
+          {nullptr, nullptr, nullptr, tile_product512<k, 8>, tile_product512<k, 16>},
+          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>}};
 #else
   constexpr UnpackChunk unpack = unpack_chunk<F>;
   return {{unpack, unpack, unpack, unpack, unpack},
           {tile_product<k, 1>, tile_product<k, 2>, tile_product<k, 4>, tile_product<k, 8>,
-           tile_product<k, 16>}};
+           tile_product<k, 16>},
+          {}};
 #endif
 }
 
@@ -90,9 +95,32 @@ void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, 
   }
 }
 
+// How a single tile of so few rows streams w; nullptr: by chunks.
+StreamPanel stream_of(const Matrix& w, const Input& in) {
+  return kKernels[quant_format(w.type) - kFormats].stream[lead_index(in.lead)];
+}
+
+const u8* panel_at(const Matrix& w, i64 panel) {
+  return w.data + panel * panel_bytes(*quant_format(w.type), w.k);
+}
+
+// acc [panel][row][16] = the only tile times panels of w; at `next` begins what is read then.
+void multiply_stream(StreamPanel stream, const Matrix& w, i64 panel, int panels, const Input& in,
+                     const u8* next, float* acc) {
+  const TileInput rows = tile_input(in, *quant_format(w.type), 0, 0);
+  for (int p = 1; p <= panels; ++p, acc += in.lead * kPanel) {
+    const u8* end = panel_at(w, panel + p);
+    stream(panel_at(w, panel + p - 1), {end, p < panels ? end : next}, rows, acc);
+  }
+}
+
 // The same; a single tile takes one panel after another, so that memory sees one stream.
 void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile, i64 last,
               Chunk* chunks, float* acc) {
+  if (const StreamPanel stream = stream_of(w, in)) {
+    multiply_stream(stream, w, panel, panels, in, panel_at(w, panel + panels), acc);
+    return;
+  }
   const int step = last - tile == 1 ? 1 : panels;
   tiles_begin(*quant_format(w.type), in.lead);
   for (int p = 0; p < panels; p += step, acc += in.lead * kPanel) {

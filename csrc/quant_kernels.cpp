@@ -177,6 +177,21 @@ struct HiddenJob {
   Pieces workers;
 };
 
+// gate and up [tile][panel][row][16]. Where they are streamed, the beginning of each is fetched at
+// the end of the other: 1 to 3% at 4096 x 14336, one round of measurement.
+void multiply_both(const GatedMLP& mlp, i64 panel, const Inputs& inputs, Chunk* chunks, float* gate,
+                   float* up) {
+  const Input &in_gate = inputs.of(mlp.gate), &in_up = inputs.of(mlp.up);
+  if (const StreamPanel stream = stream_of(mlp.gate, in_gate)) {
+    multiply_stream(stream, mlp.gate, panel, kHiddenPanels, in_gate, panel_at(mlp.up, panel), gate);
+    multiply_stream(stream_of(mlp.up, in_up), mlp.up, panel, kHiddenPanels, in_up,
+                    panel_at(mlp.gate, panel + kHiddenPanels), up);
+    return;
+  }
+  multiply(mlp.gate, panel, kHiddenPanels, in_gate, 0, in_gate.tiles, chunks, gate);
+  multiply(mlp.up, panel, kHiddenPanels, in_up, 0, in_up.tiles, chunks, up);
+}
+
 // Columns [32·block, 32·block + 32) of h for all rows, into h [row][apart].
 void hidden_block(const HiddenJob& job, i64 block, Chunk* chunks, float* acc, float* h, i64 apart) {
   const GatedMLP& mlp = *job.mlp;
@@ -184,8 +199,7 @@ void hidden_block(const HiddenJob& job, i64 block, Chunk* chunks, float* acc, fl
   const i64 panel = block * kHiddenPanels, size = any.lead * kPanel;
   float* gate = acc;
   float* up = acc + any.tiles * kHiddenPanels * size;
-  multiply(mlp.gate, panel, kHiddenPanels, job.in->of(mlp.gate), 0, any.tiles, chunks, gate);
-  multiply(mlp.up, panel, kHiddenPanels, job.in->of(mlp.up), 0, any.tiles, chunks, up);
+  multiply_both(mlp, panel, *job.in, chunks, gate, up);
   const i64 rows = any.lead / any.terms;
   for (i64 tile = 0; tile < any.tiles; ++tile, h += rows * apart) {
     for (int p = 0; p < kHiddenPanels; ++p, gate += size, up += size) {

@@ -58,6 +58,15 @@ using UnpackChunk = void (*)(const u8* packed, int blocks, Chunk& chunk);
 // acc [rows of the tile][16] += the tile's rows times the chunk's weights.
 using TileProduct = void (*)(const Chunk& chunk, const TileInput& in, int blocks, float* acc);
 
+// What follows in memory's stream: a panel's end, and where the panel after it begins.
+struct Fetch {
+  const u8* end;
+  const u8* next;
+};
+
+// acc [rows][16] = the rows of a single tile times a panel, without a chunk in between.
+using StreamPanel = void (*)(const u8* panel, const Fetch& fetch, const TileInput& in, float* acc);
+
 // A group's scales and minimums as float32, for blocks first.. of the chunk.
 template <int F>
 GATEUP_INLINE void unpack_scales(const u8* group, int first, Chunk& chunk) {
