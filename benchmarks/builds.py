@@ -44,17 +44,20 @@ class Build:
         self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name} ended: what it said is above")
+        answer = json.loads(line)
         self.process.send_signal(signal.SIGSTOP)
         if "error" in answer:
             sys.exit(f"{self.name}: {answer['error']}")
         return next(iter(answer.values()))
 
 
-def compare(builds: list[Build], tokens: int, turns: int) -> None:
+def compare(builds: list[Build], tokens: int, turns: int, copies: int) -> None:
     results = [b.ask(do="check", tokens=tokens) for b in builds]
     for build in builds:
-        build.ask(do="warm", tokens=tokens)
+        build.ask(do="time", tokens=tokens, calls=copies)  # touches each copy
     times: dict[str, list[float]] = {b.name: [] for b in builds}
     for _ in range(turns):
         for build in builds:
@@ -92,7 +95,7 @@ def main() -> None:
             )
         print(f"{kind}, {args.shape}, {args.threads} threads, ms", flush=True)
         for count in tokens:
-            compare(builds, count, args.turns)
+            compare(builds, count, args.turns, copies)
         for build in builds:
             build.process.kill()
             build.process.wait()
