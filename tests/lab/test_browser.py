@@ -200,7 +200,11 @@ def test_a_figure_shows_its_formula_and_stays_open_when_its_value_changes(lab: L
 def test_widths_that_no_model_has_are_said_beside_the_sliders(lab: Lab) -> None:
     lab.go("/model?model=llama-3-8b&hidden=4112")
     assert "4112 is not a multiple of the 32" in lab.page.inner_text(".error")
-    assert "8,030,261,248" in lab.page.inner_text("main")
+    shown = lab.page.inner_text("main")
+    assert "8,030,261,248" in shown
+    assert "The figures above are those of the model as its config has it." in shown
+    for other in ("gateup check", "No width is changed", "difference"):
+        assert other not in shown  # they would be of other widths than those that are set
     lab.clean()
 
 
@@ -251,6 +255,32 @@ def test_settings_that_cannot_be_are_answered_with_the_remedy(lab: Lab) -> None:
     lab.go("/memory?device=24XB")
     lab.page.wait_for_selector(".error")
     assert "--device 24XB: not a device gateup knows" in lab.page.inner_text(".error")
+    assert "Memory over the run" not in lab.page.inner_text("main")
+    lab.go("/split?ep=8")
+    lab.page.get_by_role("combobox", name="Expert parallel").click()
+    lab.page.get_by_role("option", name="1", exact=True).click()
+    lab.page.wait_for_selector("main .figures")  # what could not be drawn is there again
+    assert not lab.page.locator(".error").count()
+    lab.clean()
+
+
+def test_a_phone_shows_every_page_s_link_and_where_a_table_goes_on(lab: Lab) -> None:
+    lab.page.set_viewport_size({"width": 390, "height": 800})
+    lab.go("/context")
+    right = lab.page.evaluate(
+        "Math.max(...[...document.querySelectorAll('nav a')]"
+        ".map((a) => a.getBoundingClientRect().right))"
+    )
+    assert right <= 390
+    lab.page.wait_for_function("document.querySelectorAll('.plot .textpoint').length === 2")
+    inside = lab.page.evaluate(
+        "[...document.querySelectorAll('.plot .textpoint')].map((mark) => {"
+        " const plot = mark.closest('.plot').querySelector('.bglayer').closest('svg')"
+        ".getBoundingClientRect(), box = mark.getBoundingClientRect();"
+        " return box.left >= plot.left && box.right <= plot.right; })"
+    )
+    assert inside == [True, True]
+    lab.page.set_viewport_size({"width": 1100, "height": 800})
     lab.clean()
 
 
@@ -345,7 +375,7 @@ def test_a_neuron_is_looked_at_and_switched_off(lab: Lab) -> None:
 def test_a_text_that_is_too_long_is_said_and_not_run(lab: Lab) -> None:
     lab.go("/neurons?lang=zh&text=" + "a" * 201)
     lab.page.wait_for_selector(".error")
-    assert lab.page.inner_text(".error") == "文本有 201 个字符；至多 200 个\n解决办法: 缩短文本"
+    assert lab.page.inner_text(".error") == "文本有 201 个字符；至多 200 个\n解决办法：缩短文本"
     lab.go("/neurons?model=llama-3-8b&off=<script>&layer=-3&position=x&neuron=%22")
     lab.page.wait_for_function(_FILLED)
     assert not lab.page.locator(".error").count()

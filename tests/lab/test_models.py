@@ -26,7 +26,14 @@ def test_an_upload_is_opened_like_a_file_and_leaves_none() -> None:
     opened = models.open(key)
     assert (opened.spec.num_layers, opened.spec.name, opened.path) == (3, "mine.json", None)
     assert models.labels()[key] == "★ mine.json"
-    assert models.upload("again.json", _bytes(num_hidden_layers=3)) == key
+    assert models.upload("mine.json", _bytes(num_hidden_layers=3)) == key
+
+
+def test_equal_contents_under_two_names_are_two_models() -> None:
+    models = Models()
+    keys = [models.upload(name, _bytes()) for name in ("one.json", "two.json")]
+    assert len(set(keys)) == 2
+    assert [models.open(key).spec.name for key in keys] == ["one.json", "two.json"]
 
 
 @pytest.mark.parametrize(

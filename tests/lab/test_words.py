@@ -14,6 +14,8 @@ from gateup.lab import words
 from gateup.lab.errors import LabError
 from gateup.lab.registry import PAGES
 from gateup.lab.words import preferred, texts
+from gateup.practice import messages
+from gateup.practice.exercise import Text, exercises
 
 TABLES = [m.name for m in pkgutil.iter_modules(words.__path__)]
 
@@ -64,7 +66,34 @@ def test_errors_of_the_lab_s_own_are_said_in_both_languages() -> None:
     assert error.said("zh").remedy is None
 
 
+def test_chinese_is_punctuated_as_chinese() -> None:
+    """No half-width comma, colon or semicolon beside a Chinese character, in any text of ours."""
+    package = _LAB.parent
+    found = {
+        (name, key): text
+        for name in TABLES
+        for key, text in import_module(f"gateup.lab.words.{name}").ZH.items()
+    }
+    found |= {
+        ("messages", key): said.zh for key, said in vars(messages).items() if isinstance(said, Text)
+    }
+    for exercise in exercises():
+        said = [exercise.title, *exercise.hints, *exercise.mistakes.values()]
+        found[exercise.name, "texts"] = "\n".join(x.zh for x in said)
+        found[exercise.name, "problem"] = exercise.problem("zh")
+    for path in [*package.glob("lab/handbook/text/zh/*.md"), *_ROOT.glob("*.zh-CN.md")]:
+        found[path.name, ""] = path.read_text("utf-8")
+    assert len(found) > 300
+    for where, text in found.items():
+        # A hole may be filled with Chinese; code and formulas are as they are.
+        bare = re.sub(r"```.*?```|\$\$.+?\$\$|\$[^$\n]+\$|`[^`\n]*`", "", text, flags=re.S)
+        bare = re.sub(r"\{[^}]*\}", "中", bare)
+        wrong = re.findall(r".{0,9}(?:[一-鿿] ?[,:;?!]|[,:;?!][一-鿿]).{0,9}", bare)
+        assert not wrong, (where, wrong)
+
+
 _LAB = Path(words.__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def test_every_error_of_the_lab_s_own_has_its_words() -> None:

@@ -16,7 +16,8 @@ from gateup.lab.style import BOTH, GREY, GRID
 Figure = dict[str, Any]
 CONFIG = {"displayModeBar": False, "responsive": True, "doubleClick": "reset"}
 # From the side where the gate is shut, a little above.
-CAMERA = {"eye": {"x": -1.2, "y": -1.32, "z": 0.78}, "center": {"x": 0, "y": 0, "z": -0.1}}
+CAMERA = {"eye": {"x": -1.38, "y": -1.52, "z": 0.88}, "center": {"x": 0, "y": 0, "z": -0.12}}
+LIFT = 0.035  # of the z axis: how far the probe's dot stands above its surface
 
 
 def colour(index: int) -> str:
@@ -37,8 +38,8 @@ def surface(
         "gridcolor": GRID,
         "zerolinecolor": GREY,
         "showbackground": False,
-        "tickfont": {"size": 9},
-        "nticks": 5,
+        "tickfont": {"size": 12},
+        "nticks": 4,
     }
     return {
         "data": [
@@ -54,7 +55,7 @@ def surface(
                 "contours": {"z": {"show": True, "color": "rgba(0,0,0,.25)", "width": 1}},
                 "hovertemplate": "a %{x:.2f}, b %{y:.2f}<br>z %{z:.4f}<extra></extra>",
             },
-            dot(probe),
+            dot(lifted(probe, scale)),
         ],
         "layout": {
             "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
@@ -75,7 +76,7 @@ def surface(
 
 
 def dot(probe: tuple[float, float, float]) -> Figure:
-    """The probe as a trace of one point."""
+    """The probe, `lifted`, as a trace of one point; its numbers are in the page's table."""
     a, b, z = probe
     return {
         "type": "scatter3d",
@@ -84,8 +85,16 @@ def dot(probe: tuple[float, float, float]) -> Figure:
         "y": [b],
         "z": [z],
         "marker": {"size": 5, "color": "#111", "line": {"color": "#fff", "width": 2}},
-        "hovertemplate": "a %{x:.2f}, b %{y:.2f}<br>z %{z:.4f}<extra></extra>",
+        "hoverinfo": "skip",
     }
+
+
+def lifted(
+    probe: tuple[float, float, float], scale: tuple[float, float]
+) -> tuple[float, float, float]:
+    """A little above the surface, which would cover half of the dot."""
+    a, b, z = probe
+    return a, b, z + LIFT * (scale[1] - scale[0])
 
 
 def lines(
@@ -103,7 +112,7 @@ def lines(
         "color": GREY,
         "gridcolor": GRID,
         "zerolinecolor": GREY,
-        "tickfont": {"size": 10},
+        "tickfont": {"size": 11},
         "automargin": True,
         "fixedrange": True,
     }

@@ -33,7 +33,7 @@ def figure_row(name: str, figure: Figure, words: Words, how: bool) -> str:
     if figure.numbers and figure.numbers != figure.formula:
         lines.append(f"<p><code>= {text(figure.numbers)}</code></p>")
     if figure.source:
-        lines.append(f"<p>{text(words['source'])}: {text(figure.source)}</p>")
+        lines.append(f"<p>{text(words['source'] + words['colon'])}{text(figure.source)}</p>")
     opened = " open" if how else ""
     return (
         f'<div class="figure"><details{opened}><summary><dt>{text(name)}</dt>'

@@ -16,6 +16,7 @@ from nicegui import background_tasks, ui
 from nicegui.element import Element
 
 from gateup.errors import GateupError
+from gateup.files.checkpoint import DEMO
 from gateup.lab.errors import LabError
 from gateup.lab.models import Models
 from gateup.lab.registry import Page, available
@@ -61,6 +62,12 @@ new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.
     if (labOpened.has(labName(details))) details.open = true;
   });
 }))).observe(document, {childList: true, subtree: true});
+// The notice of a server that is gone, in the page's language.
+document.addEventListener('DOMContentLoaded', () => {
+  document.querySelectorAll('#popup span').forEach((span, i) => {
+    span.textContent = labLost[i] ?? '';
+  });
+});
 window.labTheme = () => {
   const url = new URL(location.href);
   url.searchParams.set('theme', Quasar.Dark.isActive ? 'light' : 'dark');
@@ -117,6 +124,8 @@ class Frame:
         self._running = self._shown = False
         self._last: tuple[float, str] = (0.0, "")
         self._error: ui.html | None = None
+        self._answers: list[Element] = []
+        self._failed: set[str] = set()
 
     # ---- texts and links ----------------------------------------------------------------------
 
@@ -140,7 +149,9 @@ class Frame:
         """Draw header and title; returns the element that the page goes into."""
         ui.add_css(STYLE)
         ui.add_head_html(
-            f"<script>document.documentElement.lang='{self.language}';{_SCRIPT}</script>"
+            f"<script>document.documentElement.lang='{self.language}';"
+            f"const labLost={json.dumps([self.around['lost'], self.around['lost_note']])};"
+            f"{_SCRIPT}</script>"
         )
         ui.dark_mode({"auto": None, "light": False, "dark": True}[self.theme])
         ui.on("lab_state", self._back)
@@ -200,7 +211,7 @@ class Frame:
             ("remedy", told.remedy),
         ):
             if value:
-                lines.append(f"{self.around[label]}: {value}")
+                lines.append(f"{self.around[label]}{self.around['colon']}{value}")
         body = escape("\n".join(lines))
         return f'<div class="error" role="alert">{body if said else self.quoted(body)}</div>'
 
@@ -212,6 +223,18 @@ class Frame:
         return (
             f'<div class="quoted"><span class="note">{note}</span><div lang="en">{html}</div></div>'
         )
+
+    def answer(self) -> Element:
+        """A part of the page that shows results: away while the settings have none to show."""
+        part = ui.element("div")
+        self._answers.append(part)
+        return part
+
+    def _refuse(self, error: GateupError | None) -> None:
+        """An error instead of the results, which are of other settings; None: the results."""
+        self.show_error(error)
+        for part in self._answers:
+            part.set_visibility(error is None)
 
     # ---- state --------------------------------------------------------------------------------
 
@@ -279,15 +302,20 @@ class Frame:
             await self.guarded(changed)
 
     async def guarded(self, changed: set[str]) -> None:
-        """Every update, with a GateupError shown instead of raised."""
+        """Every update, with a GateupError shown instead of raised.
+
+        What was not drawn for an error is drawn with the next update that has none.
+        """
+        changed, self._failed = changed | self._failed, changed | self._failed
         try:
             for update in self._updates:
                 result = update(changed)
                 if inspect.isawaitable(result):
                     await result
-            self.show_error(None)
+            self._failed = set()
+            self._refuse(None)
         except GateupError as error:
-            self.show_error(error)
+            self._refuse(error)
 
     async def first(self) -> None:
         """The updates that fill a new page, before it is sent."""
@@ -304,7 +332,8 @@ class Frame:
             try:
                 await work()
             except GateupError as error:
-                self.show_error(error)
+                self._failed = {p.name for p in self.state.params}
+                self._refuse(error)
 
         ui.timer(0, then, once=True)  # a timer starts when the browser has connected
 
@@ -419,7 +448,9 @@ class Frame:
         asked = self.state["model"]
         if asked not in labels:
             known = labels[self.models.default]
-            ui.notify(self.t("gone", name=asked, default=known), type="warning")
+            # The shell says the same of it: its weights come in a package of their own.
+            key = "gone_demo" if asked == DEMO else "gone"
+            ui.notify(self.t(key, name=asked, default=known), type="warning", multi_line=True)
             self.state.put("model", self.models.default)
         return self.choice("model", labels, search=True)
 

@@ -92,7 +92,8 @@ class Models:
                 raise type(error)(
                     error.what, where=label, expected=error.expected, remedy=error.remedy
                 ) from None
-        key = "upload-" + hashlib.sha256(data).hexdigest()[:12]
+        # By contents and name: two names of one content are two entries of the list.
+        key = "upload-" + hashlib.sha256(label.encode() + b"\0" + data).hexdigest()[:12]
         checkpoint = replace(opened, path=None, spec=replace(opened.spec, name=label[:80]))
         with self._lock:
             self._uploads[key] = checkpoint

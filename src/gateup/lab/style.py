@@ -54,6 +54,15 @@ def _classes() -> str:
     )
 
 
+# A shade at the side where a table goes on: covered by the ground at the table's own ends.
+_SHADE = "rgba(125,130,140,.55),transparent) {} 0/.8rem 100% no-repeat scroll"
+_COVER = "var(--bg) 40%,transparent) {} 0/2.4rem 100% no-repeat local"
+_SHADES = ",".join(
+    f"linear-gradient({turn},{layer.format(place)}"
+    for layer in (_COVER, _SHADE)
+    for turn, place in (("90deg", "0"), ("270deg", "100%"))
+)
+
 STYLE = f"""
 body{{{_variables(0)}background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif}}
 body.body--dark{{{_variables(1)}}}
@@ -65,7 +74,7 @@ body .q-page,body .nicegui-content{{padding:0;gap:0;display:block}}
 border-bottom:1px solid var(--line);margin-bottom:1rem}}
 .top .brand{{font-weight:700;text-decoration:none;white-space:nowrap}}
 .top .brand b{{color:var(--mlp)}}
-.top nav{{display:flex;gap:.1rem .9rem;overflow-x:auto;flex:1 1 20rem;order:1;scrollbar-width:none}}
+.top nav{{display:flex;flex-wrap:wrap;gap:.1rem .9rem;flex:1 1 20rem;order:1}}
 .top nav a{{flex:none;text-decoration:none;color:var(--soft);white-space:nowrap;padding:.35rem 0}}
 .top nav a[aria-current]{{color:var(--fg);box-shadow:0 2px 0 var(--mlp)}}
 .top .tools{{display:flex;gap:.25rem .75rem;order:2;margin-left:auto;align-items:center}}
@@ -110,7 +119,7 @@ text-align:right}}
 .lab code,.lab pre{{font:.8125rem/1.45 ui-monospace,monospace;overflow-wrap:anywhere}}
 .lab pre{{white-space:pre-wrap;background:var(--panel);padding:.5rem .75rem;border-radius:6px;
 margin:.25rem 0}}
-.wide{{overflow-x:auto}}
+.wide,.prose table{{overflow-x:auto;background:{_SHADES}}}
 .lab table{{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}}
 .lab th,.lab td{{padding:.3rem .9rem .3rem 0;text-align:right;vertical-align:top;
 white-space:nowrap;border-bottom:1px solid var(--line)}}
@@ -148,6 +157,7 @@ white-space:pre-wrap;overflow-wrap:anywhere}}
 tr.bad td{{color:var(--no)}}
 .prose{{max-width:44rem}}.prose p,.prose ul,.prose ol{{margin:.6rem 0}}
 .prose table{{display:block;width:fit-content;max-width:100%;overflow-x:auto}}
+.prose th,.prose td{{text-align:left;white-space:normal}}
 .prose p{{max-width:100%;overflow-x:auto;overflow-y:hidden}}
 .prose math[display=block]{{margin:.25rem 0;padding:.35rem 0;max-width:100%;overflow-x:auto;
 overflow-y:hidden}}

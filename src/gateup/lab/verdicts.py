@@ -32,8 +32,9 @@ def verdict_html(verdict: Verdict, language: str) -> str:
     if verdict.output:
         out.append(f"<h3>{say(messages.PRINTED)}</h3><pre>{text(verdict.output)}</pre>")
     out.append(_cases(verdict, language))
-    inside = "; ".join(g.label for g in verdict.guards if g.in_force)
-    outside = "; ".join(f"{g.label} ({g.reason})" for g in verdict.guards if not g.in_force)
+    between = messages.SEMICOLON.in_language(language)
+    inside = between.join(g.label for g in verdict.guards if g.in_force)
+    outside = between.join(f"{g.label} ({g.reason})" for g in verdict.guards if not g.in_force)
     lines = [say(messages.USAGE, verdict.cpu_seconds, verdict.peak_mib)]
     lines.append(say(messages.IN_FORCE, inside))
     if outside:
@@ -64,7 +65,8 @@ def _different(cases: Sequence[CaseResult]) -> list[CaseResult]:
 
 def _failure(case: CaseResult, language: str) -> str:
     status = messages.STATUS[case.status].in_language(language)
-    out = [f"<p><strong>{text(case.name)}</strong>: {text(status)}</p>"]
+    colon = messages.COLON.in_language(language)
+    out = [f"<p><strong>{text(case.name)}</strong>{colon}{text(status)}</p>"]
     if case.message:
         out.append(f"<p>{text(case.message)}</p>")
     if case.lines:

@@ -62,6 +62,9 @@ GUARDS = {
     guards.MOUNTS: Text("solutions hidden, small disk of its own", "答案不可见，独立的小磁盘"),
 }
 
+COLON = Text(": ", "：")
+SEMICOLON = Text("; ", "；")
+
 # Words of the console's tables and lines.
 EXERCISE = Text("exercise", "练习")
 TITLE = Text("title", "标题")

@@ -108,8 +108,9 @@ def _different(cases: Sequence[CaseResult]) -> list[CaseResult]:
 
 
 def _render_guards(console: Console, verdict: Verdict, lang: str) -> None:
-    inside = "; ".join(g.label for g in verdict.guards if g.in_force)
-    outside = "; ".join(f"{g.label} ({g.reason})" for g in verdict.guards if not g.in_force)
+    between = messages.SEMICOLON.in_language(lang)
+    inside = between.join(g.label for g in verdict.guards if g.in_force)
+    outside = between.join(f"{g.label} ({g.reason})" for g in verdict.guards if not g.in_force)
     console.print()
     used = messages.USAGE.in_language(lang).format(verdict.cpu_seconds, verdict.peak_mib)
     line(console, used, "dim")
@@ -119,7 +120,8 @@ def _render_guards(console: Console, verdict: Verdict, lang: str) -> None:
 
 
 def _render_failure(console: Console, case: CaseResult, lang: str) -> None:
-    heading(console, f"{case.name}: {messages.STATUS[case.status].in_language(lang)}")
+    said = messages.STATUS[case.status].in_language(lang)
+    heading(console, case.name + messages.COLON.in_language(lang) + said)
     if case.message:
         line(console, case.message, "yellow", indent=2)
     for told in case.lines:

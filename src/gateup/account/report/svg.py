@@ -146,7 +146,8 @@ def stacked_columns(
             labels.append(text(middle, y_of(below) - 4, write(below), "middle", "total"))
     if limit and shown:
         body.append(rule(left, y_of(limit[0]), WIDTH - right, y_of(limit[0]), "limit"))
-        labels.append(text(WIDTH - right, y_of(limit[0]) - 4, limit[1], "end", "limit"))
+        # Above the plot, where no column and no sum can be.
+        labels.append(text(WIDTH - right, 9, limit[1], "end", "limit"))
     return svg(height, title, body + labels)
 
 

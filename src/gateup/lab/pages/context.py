@@ -19,6 +19,7 @@ from gateup.lab.state import Choice, Flag, Number, Param
 from gateup.lab.style import GREY
 
 GIB = 1 << 30
+ROOM = 1.08  # a logarithmic axis goes on so much further: for the marks' labels
 # Colours by what is drawn, as in the reports: the MLP has the warm one.
 MLP, ATTENTION, CACHE, LAST, ALL, WEIGHTS = 0, 1, 2, 4, 6, 7
 
@@ -49,9 +50,10 @@ class _View:
             frame.choice("kv")
             frame.switch("log")
             frame.switch("how")
-        self.flops, self.flops_keys, self.never = self._chart("flops")
-        self.memory, self.memory_keys, _ = self._chart("memory")
-        self.at = ui.html("", sanitize=False)
+        with frame.answer():
+            self.flops, self.flops_keys, self.never = self._chart("flops")
+            self.memory, self.memory_keys, _ = self._chart("memory")
+            self.at = ui.html("", sanitize=False)
 
     def _chart(self, name: str) -> tuple[ui.plotly, ui.html, ui.html]:
         t = self.frame.t
@@ -120,13 +122,24 @@ class _View:
     def _crossings(self, over: data.FlopsOverContext) -> list[charts.Figure]:
         """Both conventions' points, each with its context."""
         figures, out = over.figures(), []
-        for key, place in (("token", "top left"), ("prefill", "bottom right")):
+        for key in ("token", "prefill"):
             point = getattr(over.crossing, key)
             figure = figures.get(f"crossover.{key}")
             if figure is not None and point is not None:
-                label = f"{self.frame.t(key)} {units.integer(figure.value)}"
+                label = f"{self.frame.t(key)}<br>{units.integer(figure.value)}"
+                place = self._place(key, float(point), over.contexts)
                 out.append(charts.mark(float(point), over.mlp, label, place))
         return out
+
+    def _place(self, key: str, point: float, contexts: Sequence[int]) -> str:
+        """Where a mark's label has room: towards the middle if the plot's edge is near."""
+        first, last = contexts[0], contexts[-1]
+        along = point / last
+        if self.frame.state["log"]:
+            along = log10(point / first) / log10(last / first) / ROOM
+        if key == "token":
+            return "top left" if along > 0.4 else "top right"
+        return "bottom right" if along < 0.8 else "bottom left"
 
     def _memory(self, memory: data.MemoryOverContext, weights: int) -> charts.Figure:
         t, x = self.frame.t, memory.contexts
@@ -151,11 +164,11 @@ class _View:
     def _axis(self, title: str) -> dict[str, Any]:
         log = self.frame.state["log"]
         axis: dict[str, Any] = {"title": {"text": title}, "type": "log" if log else "linear"}
-        return axis | ({"dtick": 1, "exponentformat": "power"} if log else {"rangemode": "tozero"})
+        return axis | (_POWERS_OF_TEN if log else {"rangemode": "tozero", "exponentformat": "SI"})
 
     def _context_axis(self, at: Sequence[int]) -> dict[str, Any]:
         log = self.frame.state["log"]
-        ends = [log10(at[0]), log10(at[-1])] if log else [0, at[-1]]
+        ends = [log10(at[0]), log10(at[-1] / at[0]) * ROOM + log10(at[0])] if log else [0, at[-1]]
         powers = [1 << p for p in range(6, 25, 2) if at[0] <= 1 << p <= at[-1]]
         axis = {
             "title": {"text": self.frame.t("context_axis")},
@@ -167,6 +180,20 @@ class _View:
     def _decorate(self, figure: charts.Figure) -> None:
         figure["layout"]["hovermode"] = "x unified"
         figure["layout"]["hoverlabel"] = {"font": {"color": "#1b1d21"}, "bordercolor": GREY}
+
+
+def _power(exponent: int) -> str:
+    """10⁸ in one string: Plotly's own raised exponents run into the 0."""
+    if -3 <= exponent <= 4:
+        return f"{10.0**exponent:g}"
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+_EXPONENTS = range(-9, 22)
+_POWERS_OF_TEN = {
+    "tickvals": [10.0**p for p in _EXPONENTS],
+    "ticktext": [_power(p) for p in _EXPONENTS],
+}
 
 
 def _short(tokens: int) -> str:

@@ -134,6 +134,7 @@ class _View:
         state, moved = self.frame.state, {}
         for p in probe(state["show"], state["a"], state["b"]):
             at = self._visible((state["a"], state["b"], p.z))
+            at = charts.lifted(at, scale(state["reach"]))
             plot = self.plots[p.name]
             plot.figure["data"][1] = charts.dot(at)
             moved[plot.id] = [None if isnan(x) else x for x in at]

@@ -67,10 +67,11 @@ class _View:
             self.recompute = frame.switch("checkpointing")
             frame.switch("flash")
             frame.switch("how")
-        self.verdict = ui.html("", sanitize=False).mark("verdict")
-        self.phases = ui.html("", sanitize=False)
-        self.modes = ui.html("", sanitize=False)
-        self.items = ui.html("", sanitize=False)
+        with frame.answer():
+            self.verdict = ui.html("", sanitize=False).mark("verdict")
+            self.phases = ui.html("", sanitize=False)
+            self.modes = ui.html("", sanitize=False)
+            self.items = ui.html("", sanitize=False)
 
     def _device(self) -> None:
         t, asked = self.frame.t, self.frame.state["device"]
@@ -156,7 +157,7 @@ class _View:
         most = units.tag(f"{verdict.max_context:,}", plan.memory.kind)
         return [
             t("less", memory=memory, reserve=reserve),
-            t("filled", parts=", ".join(parts)),
+            t("filled", parts=t("comma").join(parts)),
             t("longest", tokens=most) if verdict.max_context else t("longest_none"),
         ]
 
@@ -169,7 +170,10 @@ class _View:
         columns = [
             (
                 phase,
-                [Piece(g, n, f"{self.names[g]}: {units.memory(n)}") for g, n in groups.items()],
+                [
+                    Piece(g, n, self.names[g] + t("colon") + units.memory(n))
+                    for g, n in groups.items()
+                ],
             )
             for phase, groups in found.peaks.items()
         ]

@@ -55,11 +55,12 @@ class _View:
                 on_upload=self._upload,
                 on_rejected=lambda: ui.notify(frame.t("too_large"), type="warning"),
             ).props('accept=".json,application/json" flat bordered dense').classes("upload")
-        _heading(frame.t("by_part"))
-        self.bars = ui.html("", sanitize=False)
-        self.parts = ui.html("", sanitize=False)
-        _heading(frame.t("figures"))
-        self.figures = ui.html("", sanitize=False)
+        with frame.answer():
+            _heading(frame.t("by_part"))
+            self.bars = ui.html("", sanitize=False)
+            self.parts = ui.html("", sanitize=False)
+            _heading(frame.t("figures"))
+            self.figures = ui.html("", sanitize=False)
         _heading(frame.t("drag"))
         ui.html(f'<p class="note">{text(frame.t("drag_note"))}</p>', sanitize=False)
         with frame.controls():
@@ -67,8 +68,9 @@ class _View:
             self.sliders["width"] = _WidthSlider(frame, "width")
             frame.choice("tp")
         self.problem = ui.html("", sanitize=False)
-        self.changes = ui.html("", sanitize=False)
-        self.follows = ui.html("", sanitize=False)
+        with frame.answer():
+            self.changes = ui.html("", sanitize=False)
+            self.follows = ui.html("", sanitize=False)
 
     async def update(self, changed: set[str]) -> None:
         """The figures first, the findings after: a slider is answered before they are there."""
@@ -78,24 +80,31 @@ class _View:
         if "model" in changed:
             self.sliders["hidden"].base(data.hidden_width(spec), forget=changed == {"model"})
             self.sliders["width"].base(data.mlp_width(spec), forget=changed == {"model"})
-        now = self._edited(checkpoint)
+        now, possible = self._edited(checkpoint)
         if changed - {"tp"}:
             self._draw(checkpoint, now)
             await asyncio.sleep(0)
-        if changed - {"ctx", "how"}:
+        if not possible:
+            # No comparison, no findings: they would be of other widths than those that are set.
+            self.changes.set_content("")
+            self.follows.set_content("")
+        elif changed - {"ctx", "how"}:
             quant, tp = state["quant"], int(state["tp"])
             self._follow(data.consequences(now, quant, tp), quant, tp)
 
-    def _edited(self, checkpoint: Checkpoint) -> Checkpoint:
-        """With the widths as dragged; as it is where there can be no such model, which is said."""
+    def _edited(self, checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+        """With the widths as dragged; as it is, and False, where there can be no such model, which
+        is said.
+        """
         state = self.frame.state
         try:
             now = data.edited(checkpoint, state["hidden"], state["width"])
         except GateupError as error:
-            self.problem.set_content(self.frame.error_html(error))
-            return checkpoint
+            note = f'<p class="note">{text(self.frame.t("as_it_is"))}</p>'
+            self.problem.set_content(self.frame.error_html(error) + note)
+            return checkpoint, False
         self.problem.set_content("")
-        return now
+        return now, True
 
     def _draw(self, checkpoint: Checkpoint, now: Checkpoint) -> None:
         state = self.frame.state
@@ -120,7 +129,11 @@ class _View:
                 (
                     units.printable(label),
                     [
-                        Piece(r.part, getattr(r.model, key), self._piece(r.part, r.model, key))
+                        Piece(
+                            r.part,
+                            getattr(r.model, key),
+                            self._piece(r.part, _written(r.model, key)),
+                        )
                         for r in view.parts
                         if getattr(r.model, key)
                     ],
@@ -131,7 +144,7 @@ class _View:
             (
                 t("bar_flops", ctx=units.integer(view.ctx), n=flops),
                 [
-                    Piece(p, view.decode[p], f"{self.names[p]}: {units.si(view.decode[p], 'FLOP')}")
+                    Piece(p, view.decode[p], self._piece(p, units.si(view.decode[p], "FLOP")))
                     for p in LEDGER_PARTS
                     if view.decode.get(p)
                 ],
@@ -141,8 +154,8 @@ class _View:
         keys = legend((p, self.names[p]) for p in LEDGER_PARTS if p in used)
         return f"<figure>{stacked_bars(t('by_part'), rows)}{keys}</figure>"
 
-    def _piece(self, part: str, totals: Totals, key: str) -> str:
-        return f"{self.names[part]}: {_written(totals, key)}"
+    def _piece(self, part: str, written: str) -> str:
+        return self.names[part] + self.frame.t("colon") + written
 
     def _parts(self, view: data.ModelView) -> str:
         t = self.frame.t
@@ -182,7 +195,7 @@ class _View:
             old, new = before.figures[path], after.figures[path]
             change = int(new.value - old.value)
             rows.append(
-                [t(label), units.tagged(old), units.tagged(new), f"{change:+,}" if change else "="]
+                [t(label), units.tagged(old), units.tagged(new), f"{change:+,}" if change else "0"]
             )
         out = [table(["", t("before"), t("after"), t("difference")], rows)]
         changes = data.shape_changes(checkpoint.spec, now.spec)

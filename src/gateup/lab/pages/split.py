@@ -48,7 +48,8 @@ class _View:
             frame.choice("quant")
             frame.slider("tokens", units.integer, POWERS)
             frame.switch("how")
-        self.body = ui.html("", sanitize=False)
+        with frame.answer():
+            self.body = ui.html("", sanitize=False)
 
     def _spec(self) -> ModelSpec:
         return self.frame.models.open(self.frame.state["model"]).spec

@@ -58,9 +58,9 @@ ZH = {
     "token_line": "注意力，处于该上下文的 token",
     "mean_line": "注意力，prefill 的平均",
     "token": "T* =",
-    "prefill": "T*,prefill =",
-    "token_point": "T*:处于该上下文的 token",
-    "prefill_point": "T*:prefill 的平均",
+    "prefill": "T*（prefill）=",
+    "token_point": "T*：处于该上下文的 token",
+    "prefill_point": "T*：prefill 的平均",
     "never": "两线不相交：{why}",
     "memory": "内存",
     "memory_note": "每个序列必须保存的（KV 缓存），与整个上下文的 prefill 瞬时所需的："

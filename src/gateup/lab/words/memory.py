@@ -123,7 +123,7 @@ ZH = {
     "role.narrow": "宽度为 H",
     "role.copy": "副本",
     "kept": "所有块的输出",
-    "mode_peak": "{mode}:MLP 的峰值",
+    "mode_peak": "{mode}：MLP 的峰值",
     "items": "内存的每一项用途",
     "notes": "说明",
     "longest": "按此设置可放下的最长上下文：{tokens} 个 token",

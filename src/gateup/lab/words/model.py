@@ -34,6 +34,7 @@ EN = {
     "shapes": "Tensors that change their shape",
     "shapes_note": "A trained checkpoint fits none of them any more: a width is chosen before "
     "training, or changed by pruning or by padding with zeros.",
+    "as_it_is": "The figures above are those of the model as its config has it.",
     "shapes_none": "No width is changed.",
     "tensor": "tensor",
     "count": "how many",
@@ -66,7 +67,7 @@ ZH = {
     "by_part": "按部分",
     "bar_params": "参数：{n}",
     "bar_bytes": "字节（{label}）：{n}",
-    "bar_flops": "上下文 {ctx} 处一个 token 的 FLOPs:{n}",
+    "bar_flops": "上下文 {ctx} 处一个 token 的 FLOPs：{n}",
     "part": "部分",
     "one_layer": "一层（第 {layers} 层）",
     "whole_model": "整个模型",
@@ -84,6 +85,7 @@ ZH = {
     "shapes": "形状改变的张量",
     "shapes_note": "训练好的检查点不再适用于其中任何一个："
     "宽度在训练之前选定，或通过剪枝、补零来改变。",
+    "as_it_is": "上面的数字是模型按其配置原样的数字。",
     "shapes_none": "没有改变宽度。",
     "tensor": "张量",
     "count": "个数",

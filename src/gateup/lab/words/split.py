@@ -60,7 +60,7 @@ ZH = {
     "tokens": "token 数 T",
     "how": "展开所有公式",
     "lanes": "从 x 到 y",
-    "lanes_note": "x 在每个 rank 上都是完整的。每个 rank 独立计算自己那部分宽度 I,"
+    "lanes_note": "x 在每个 rank 上都是完整的。每个 rank 独立计算自己那部分宽度 I，"
     "因为 act ⊙ 逐通道进行："
     "gate 的第 i 行只需要 up 的第 i 行。随后每个 down 给出 y 的一个完整大小的部分和，"
     "再把这些部分和相加：这就是 MLP 唯一的 all-reduce。（注意力在 o_proj 之后也有一次。）",
