@@ -65,7 +65,19 @@ def surface(
             "scene": {
                 "xaxis": {**axis, "title": {"text": "a"}, "range": [-reach, reach]},
                 "yaxis": {**axis, "title": {"text": "b"}, "range": [-reach, reach]},
-                "zaxis": {**axis, "title": {"text": "z"}, "range": list(scale)},
+                "zaxis": {**axis, "title": {"text": ""}, "range": list(scale)},
+                # A title would stand left of the numbers, outside a narrow plot.
+                "annotations": [
+                    {
+                        "x": -reach,
+                        "y": reach,
+                        "z": scale[1],
+                        "text": "z",
+                        "showarrow": False,
+                        "xanchor": "right",
+                        "font": {"size": 14, "color": GREY},
+                    }
+                ],
                 "aspectmode": "manual",
                 "aspectratio": {"x": 1, "y": 1, "z": 0.75},
                 "camera": CAMERA,

@@ -171,7 +171,8 @@ overflow-y:hidden}}
 .lab math{{font-size:1.05rem}}
 .lab footer{{margin:2.5rem 0 0;color:var(--soft);font-size:.8125rem}}
 .q-chip{{max-width:100%}}
-@media (max-width:30rem){{.lab{{padding:0 .75rem 2rem}}.plot3d{{height:12rem}}
+@media (max-width:30rem){{.lab{{padding:0 .75rem 2rem}}.plot3d{{height:14rem}}
+.surfaces{{--cell:100%}}
 .figure summary{{gap:.5rem}}.top nav{{order:3;flex-basis:100%}}}}
 @media print{{.top,.controls{{display:none}}}}
 {_classes()}
