@@ -346,6 +346,8 @@ def test_flags_of_our_own_execution() -> None:
     assert flags_of(s, after.with_(engine="transformers"))["gateup"] == (
         "--exec tiled --tile 256 --save input"
     )
+    tiled = s.with_(engine="transformers", execution="tiled", tile=256)
+    assert "--exec tiled" not in flags_of(tiled, tiled.with_(batch=2)).get("gateup", "")
     assert "gateup" not in flags_of(s, s)
 
 

@@ -212,7 +212,8 @@ def _gateup(before: Scenario, after: Scenario) -> str:
             out.append(f"--quant {after.fmt}")
         out.append(f"--ctx {work.ctx} --batch {work.batch}")
         out += [f"--{k} {n}" for k in ("tp", "pp") if (n := getattr(work.parallel, k)) > 1]
-    if work.execution == "tiled" and (work.engine == "gateup" or work != before.workload):
+    was_tiled = (before.workload.execution, before.workload.tile) == ("tiled", work.tile)
+    if work.execution == "tiled" and (work.engine == "gateup" or not was_tiled):
         out.append(f"--exec tiled --tile {work.tile}")
     save = work.training.save if work.training else None
     was = before.workload.training.save if before.workload.training else None
