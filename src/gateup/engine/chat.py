@@ -1,17 +1,15 @@
 """Chat templates: the model's own Jinja, rendered in a sandbox with bounds.
 
 The names that templates count on (raise_exception, strftime_now, tojson, generation blocks, loop
-controls) behave as in transformers. Templates come with model files and are not trusted: the
-sandbox keeps them from attributes of Python's own, and loops, products and output are bounded.
+controls) behave as in transformers. Templates come with model files and are not trusted: they run
+in `BoundedEnvironment`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import jinja2
@@ -19,15 +17,14 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateup.engine.sandbox import BoundedEnvironment
+from gateup.engine.template_budget import MAX_VALUE, Budget
 from gateup.errors import InputError, UsageError
 from gateup.files.header import clip
 
-# A conversation of 1,000 messages takes some 10,000 rounds; each is about a microsecond.
-MAX_ROUNDS = 1_000_000
-MAX_PRODUCT = 1 << 20  # characters or elements that a multiplication may make
-MAX_OUTPUT = 16 << 20  # characters; a context of a million tokens has about 4 million
+MAX_TEMPLATE = 1 << 18  # characters; the longest in use have some 30,000
+_MAX_TIME_FORMAT = 256
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -40,8 +37,9 @@ _RAISED = (
     AttributeError,
     LookupError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,
     MemoryError,
+    SyntaxError,  # blocks deeper than Python's compiler goes
 )
 
 
@@ -57,66 +55,11 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a budget of loop rounds and a bound on what `*` and `**` make."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        self.rounds = 0
-        self.filters["tojson"] = _tojson
-        self.filters["_counted"] = self._counted
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Every loop's sequence goes through `_counted`."""
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
-        return tree
-
-    def _counted(self, value: Any) -> Any:
-        """`value` itself (as a list where it has no length), its length taken from the budget."""
-        if not hasattr(value, "__len__"):
-            value = list(islice(value, MAX_ROUNDS - self.rounds + 1))
-        self.rounds += len(value)
-        if self.rounds > MAX_ROUNDS:
-            raise SecurityError(f"more than {MAX_ROUNDS:,} rounds of loops")
-        return value
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            for sequence, times in ((left, right), (right, left)):
-                if (
-                    hasattr(sequence, "__len__")
-                    and isinstance(times, int)
-                    and len(sequence) * times > MAX_PRODUCT
-                ):
-                    raise SecurityError(f"a product of more than {MAX_PRODUCT:,} elements")
-        elif not (abs(left) <= 1 << 32 and abs(right) <= 64):
-            raise SecurityError(f"a power of {clip(left)} and {clip(right)}")
-        return super().call_binop(context, operator, left, right)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without Jinja's escaping of HTML characters."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment([_Generation, loopcontrols])
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
 
 
 def _raise_exception(message: object) -> None:
@@ -124,12 +67,18 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_TIME_FORMAT:
+        raise SecurityError(f"a time format of {len(form):,} characters")
     return datetime.now().strftime(form)
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> tuple[_Environment, jinja2.Template]:
-    environment = _Environment()
+def _compiled(template: str) -> tuple[BoundedEnvironment, jinja2.Template]:
+    if len(template) > MAX_TEMPLATE:
+        raise SecurityError(
+            f"it has {len(template):,} characters, at most {MAX_TEMPLATE:,} are read"
+        )
+    environment = _environment()
     return environment, environment.from_string(template)
 
 
@@ -177,7 +126,6 @@ def render(
     """
     try:
         environment, compiled = _compiled(template)
-        environment.rounds = 0
         given = {
             **(variables or {}),
             **(special or {}),
@@ -188,11 +136,13 @@ def render(
         }
         pieces: list[str] = []
         size = 0
-        for piece in compiled.generate(given):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_OUTPUT:
-                raise SecurityError(f"more than {MAX_OUTPUT:,} characters of text")
+        with environment.lock:
+            environment.budget = Budget()
+            for piece in compiled.generate(given):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_VALUE:
+                    raise SecurityError(f"a text of more than {MAX_VALUE:,} characters")
     except _RAISED as e:
         line = f", line {e.lineno}" if isinstance(e, jinja2.TemplateSyntaxError) else ""
         raise InputError(
