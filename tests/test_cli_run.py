@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from gateup import cli_run
 from gateup.cli import app
+from gateup.errors import UsageError
 from tests.engine.models import random_model, saved
 from tests.engine.test_generate import TEMPLATE
 from tests.engine.test_tokenizer import write_tokenizer
@@ -107,6 +110,75 @@ def test_one_message_and_exit_code_2(folder: Path, args: tuple[object, ...], say
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("x" * 80,), "the prompt has 83 tokens; the context is 64"),
+        (("x", "--max-tokens", 0), "max_tokens is 0"),
+        (("--max-tokens", 62), "and 62 for the answer; the context is 64"),
+        (("", "--no-chat"), "the prompt has no tokens"),
+        (("\ud800",), "the prompt is not UTF-8"),
+        (("x", "--system", "caf\udce9"), "--system is not UTF-8"),
+        (("x", "--no-chat", "--system", "s"), "--system and --tools are about chat"),
+    ],
+)
+def test_what_is_wrong_is_said_before_weights_are_read(
+    folder: Path, args: tuple[object, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateup.engine.generate.load_parts", None)
+    result = run(folder, *args, text="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
+def test_without_a_template_there_is_no_chat_whatever_the_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateup.engine.generate.load_parts", None)
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"type": "function"}]))
+    plain = tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "chat_template.jinja").unlink()
+    assert "the model has no chat template" in run(plain, "hi", "--chat").stderr
+    (plain / "chat_template.jinja").write_text("{{ messages }}")
+    assert "has no place for tools" in run(plain, "hi", "--tools", tools).stderr
+
+
+def test_a_prompt_that_is_not_utf8(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["run", str(folder), "-"], input=b"caf\xe9")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the prompt on stdin is not UTF-8" in result.stderr
+    talked = CliRunner().invoke(
+        app, ["run", str(folder), "--max-tokens", "4"], input=b"caf\xe9\nhi\n"
+    )
+    assert talked.exit_code == 0
+    assert "the line is not UTF-8" in talked.stderr
+    assert len(talked.stdout.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.getfilesystemencoding() != "utf-8", reason="arguments are bytes of UTF-8")
+def test_arguments_that_the_locale_could_not_take() -> None:
+    assert cli_run.utf8("caf\udcc3\udca9", "it") == "café"
+    with pytest.raises(UsageError, match="it is not UTF-8"):
+        cli_run.utf8("caf\udce9", "it")
+
+
+def test_stdin_that_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    for prompt in ("-", None):
+        with pytest.raises(UsageError, match="stdin is closed"):
+            cli_run.run(str(folder), prompt)
+
+
+def test_an_output_that_has_not_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data, "ascii"))
+    stream: Any = iter(["a é", "漢\n"])
+    assert cli_run.Talk.show(object.__new__(cli_run.Talk), stream) == "a é漢\n"
+    assert data.getvalue() == rb"a \xe9\u6f22" + b"\n"
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +16,12 @@ from gateup.errors import GateupError, InputError, UsageError
 
 if TYPE_CHECKING:
     from gateup.engine.generate import Engine, Stream
+    from gateup.engine.prompts import Prompts
 
 NEEDED = ("torch", "tokenizers", "jinja2")
 INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended: 128 + 2
 MAX_TOOLS_BYTES = 4 << 20
-MAX_STDIN = 64 << 20  # characters of a prompt; a context of a million tokens has about 4 million
+MAX_STDIN = 64 << 20  # bytes of a prompt; a context of a million tokens has about 4 million
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for plan.")]
 Prompt = Annotated[
@@ -98,14 +101,24 @@ def run(
     from gateup.engine.sampling import Sampling
     from gateup.engine.stats import peak_rss
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed, tuple(stop or ()))
-    text = _stdin() if prompt == "-" else prompt
+    stops = tuple(utf8(t, "--stop") for t in stop or ())
+    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed, stops)
+    if sys.stdin is None and prompt in ("-", None):
+        raise UsageError("stdin is closed: there is nothing to read", remedy="give a prompt")
+    text = _stdin() if prompt == "-" else None if prompt is None else utf8(prompt, "the prompt")
+    system = None if system is None else utf8(system, "--system")
     offered = None if tools is None else _tools(tools)
     floor = peak_rss()
     try:
         from gateup.engine.generate import load
 
-        engine = load(model, ctx=ctx, threads=threads, activations=activations)  # type: ignore[arg-type]
+        engine = load(
+            model,
+            ctx=ctx,
+            threads=threads,
+            activations=activations,  # type: ignore[arg-type]
+            first=lambda prompts: _check(prompts, chat, system, offered, text, max_tokens),
+        )
         talk = Talk(engine, _chat(engine, chat, system, offered), system, offered)
         talk.options = {"max_tokens": max_tokens, "sampling": sampling}
         if text is None:
@@ -131,15 +144,29 @@ def _require() -> None:
 
 
 def _stdin() -> str:
+    """UTF-8, whatever the locale says."""
+    data = sys.stdin.buffer.read(MAX_STDIN + 1)
+    if len(data) > MAX_STDIN:
+        raise InputError("the prompt on stdin is too long", expected=f"at most {MAX_STDIN:,} bytes")
     try:
-        text = sys.stdin.read(MAX_STDIN + 1)
+        text = data.decode()
     except UnicodeDecodeError as e:
         raise InputError(f"the prompt on stdin is not UTF-8: {e}") from None
-    if len(text) > MAX_STDIN:
-        raise InputError(
-            "the prompt on stdin is too long", expected=f"at most {MAX_STDIN:,} characters"
-        )
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def utf8(text: str, what: str) -> str:
+    """An argument or a line as it was meant: in a locale without UTF-8, and for bytes that are not
+    UTF-8, Python puts half characters (U+DC80 to U+DCFF) for bytes. Raises UsageError."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise UsageError(f"{what} is not UTF-8", expected="text in UTF-8") from None
 
 
 def _tools(path: Path) -> list[Any]:
@@ -151,7 +178,28 @@ def _tools(path: Path) -> list[Any]:
     return list(checked_tools(parse_json(data, str(path)), str(path)))
 
 
-def _chat(engine: Engine, chat: bool | None, system: str | None, tools: Any) -> bool:
+def _check(
+    prompts: Prompts,
+    chat: bool | None,
+    system: str | None,
+    tools: Any,
+    text: str | None,
+    max_tokens: int | None,
+) -> None:
+    """Raise whatever is wrong with the prompt, or with any first one where None is given."""
+    said = "Hi" if text is None else text
+    if _chat(prompts, chat, system, tools):
+        ids = prompts.tokens([*_beginning(system), {"role": "user", "content": said}], tools=tools)
+    else:
+        ids = prompts.tokens(said)
+    prompts.room(len(ids), max_tokens)
+
+
+def _beginning(system: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _chat(engine: Prompts, chat: bool | None, system: str | None, tools: Any) -> bool:
     """Whether to go through the chat template. Raises where options ask for what cannot be."""
     from gateup.engine.chat import pick_template
 
@@ -178,7 +226,7 @@ class Talk:
         self.reset()
 
     def reset(self) -> None:
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.messages = _beginning(self.system)
 
     def ask(self, text: str) -> Stream:
         """The answer to one more message (or the continuation of a text)."""
@@ -194,7 +242,7 @@ class Talk:
         try:
             for piece in stream:
                 said += piece
-                sys.stdout.write(clean(piece))
+                sys.stdout.write(_writable(clean(piece)))
                 sys.stdout.flush()
         finally:
             if not said.endswith("\n"):
@@ -206,6 +254,8 @@ class Talk:
         """Read lines until the input ends or /quit; Ctrl-C stops the answer that is running."""
         self.session = self.engine.session()
         tty = sys.stdin.isatty()
+        if not tty and isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # see `utf8`
         if tty:
             _line_editing()
             spec = self.engine.checkpoint.spec
@@ -228,6 +278,7 @@ class Talk:
 
         said: list[str] = []
         try:
+            line = utf8(line, "the line")
             stream = self.ask(line)
             said.append(self.show(stream))
             if show_stats:
@@ -269,6 +320,12 @@ def _line_editing() -> None:
 def _harmless(text: str) -> str:
     """Without the control characters that would steer a terminal."""
     return "".join(c for c in text if c in "\n\t" or c.isprintable())
+
+
+def _writable(text: str) -> str:
+    r"""With \u6f22 for what stdout's encoding does not have (a C locale, PYTHONIOENCODING)."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _rates(stream: Stream) -> str:

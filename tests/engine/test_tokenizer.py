@@ -52,6 +52,12 @@ def test_the_demo_model_s_is_transformers_s(demo: Tokenizer, smollm2_gguf: Path)
     assert demo.special["bos_token"] == "<|im_start|>"
 
 
+def test_half_characters_are_an_error(demo: Tokenizer) -> None:
+    with pytest.raises(InputError) as raised:
+        demo.encode("é\ud800")
+    assert "the text has U+D800 at character 1, which is none" in str(raised.value)
+
+
 def test_digits_stand_alone_as_in_the_model_s_own_file(demo: Tokenizer) -> None:
     """SmolLM2's tokenizer.json cuts off each digit, fractions too; transformers' conversion of the
     GGUF does not, llama.cpp does (\\p{N})."""

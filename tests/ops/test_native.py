@@ -404,6 +404,17 @@ def test_another_builds_extension_is_refused(monkeypatch, reloaded):
     assert "of another build (interface 3, not 2)" in native.status().text
 
 
+def test_an_instruction_set_that_is_not_there(monkeypatch, reloaded, module):
+    def isa():
+        module.use_isa("nonsense")  # raises what GATEUP_ISA=nonsense does
+
+    fake = SimpleNamespace(INTERFACE=native.INTERFACE, isa=isa)
+    monkeypatch.setattr(native.importlib, "import_module", lambda name: fake)
+    with pytest.raises(UsageError, match="no instruction set nonsense; it has .*generic") as raised:
+        native.load()
+    assert "where: environment variable GATEUP_ISA" in str(raised.value)
+
+
 def test_the_binding_refuses_what_it_cannot_address(module):
     one = (0, 0, 1, 0)
     for call, said in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,10 @@ import torch
 from gateup.account.machine import probe
 from gateup.engine.bar import LoadingBar
 from gateup.engine.cache import nbytes
-from gateup.engine.chat import Message, Tool, pick_template, render
+from gateup.engine.chat import Tool
 from gateup.engine.decoder import CHUNK, Decoder, make_decoder, prefill
 from gateup.engine.loading import load as load_parts
+from gateup.engine.prompts import Prompt, Prompts
 from gateup.engine.sampling import Sampler, Sampling, StopTexts
 from gateup.engine.spec_config import decoder_config, default_context, longest_context
 from gateup.engine.stats import Stats
@@ -23,12 +24,7 @@ from gateup.engine.tokenizer import Tokenizer, load_tokenizer
 from gateup.engine.weights import first_not_finite
 from gateup.errors import InputError, UsageError
 from gateup.files.checkpoint import Checkpoint, open_model
-
-# Tokens of an answer where nobody says how many; fewer where the context ends before.
-DEFAULT_TOKENS = 1024
-
-Prompt = str | Sequence[Message]
-
+from gateup.ops import native
 
 # How the kernels take activations for quantised weights: as one int8 number, or as the sum of two.
 Activations = Literal["int8", "int16"]
@@ -44,6 +40,7 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     activations: Activations | None = None,
+    first: Callable[[Prompts], object] | None = None,
 ) -> Engine:
     """The model, ready to run: `gateup.load("smollm2").generate("Once upon a time")`.
 
@@ -53,6 +50,7 @@ def load(
     activations  for quantised weights: "int8", fastest, as exact as llama.cpp; "int16", the
              logits of float32 activations to 0.03 %, for twice the multiplications.
              Default: "int16" for models of fewer than a billion parameters
+    first    called before weights are read, with what is known then; may raise
 
     Raises GateupError: whatever is wrong with the files, the model's kind or the memory is said
     before weights are read.
@@ -70,6 +68,9 @@ def load(
     context = _context(checkpoint, ctx)
     _fits(checkpoint, context)
     tokenizer = load_tokenizer(checkpoint)
+    native.load()  # what is wrong with it is not a tensor's fault
+    if first is not None:
+        first(Prompts(checkpoint, tokenizer, context))
     with LoadingBar(f"loading {checkpoint.spec.name}") as bar:
         parts = load_parts(checkpoint, context, bar, terms=_TERMS[activations])
     decoder = make_decoder(parts.config, parts.weights)
@@ -202,13 +203,11 @@ class Stream(Iterator[str]):
                 yield rest
 
 
-class Engine:
+class Engine(Prompts):
     """A loaded model.
 
-    checkpoint  what was opened
-    decoder     what computes; `decoder.name` says which
-    context     tokens that prompt and answer may have together
-    load_s      seconds that loading took
+    decoder  what computes; `decoder.name` says which
+    load_s   seconds that loading took
     """
 
     def __init__(
@@ -219,46 +218,9 @@ class Engine:
         context: int,
         load_s: float = 0.0,
     ) -> None:
-        self.checkpoint = checkpoint
+        super().__init__(checkpoint, tokenizer, context)
         self.decoder = decoder
-        self.tokenizer = tokenizer
-        self.context = context
         self.load_s = load_s
-
-    def tokens(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """A text's tokens, or those of messages in the model's chat template.
-
-        variables  what the template reads beside messages and tools (enable_thinking, …)
-
-        Raises InputError (no template, or it refuses), UsageError (an empty prompt).
-        """
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        else:
-            text = render(
-                pick_template(self.tokenizer.templates, tools),
-                prompt,
-                tools=tools,
-                special=self.tokenizer.special,
-                variables=variables,
-            )
-            ids = self.tokenizer.encode(text, special=False)
-        if not ids:
-            raise UsageError("the prompt has no tokens", expected="some text")
-        if max(ids) >= self.checkpoint.spec.vocab_size:
-            raise InputError(
-                f"the tokenizer gives token {max(ids):,}, the model embeds "
-                f"{self.checkpoint.spec.vocab_size:,}",
-                where=str(self.checkpoint.path),
-                remedy="use the tokenizer that belongs to the model",
-            )
-        return ids
 
     def session(self) -> Session:
         """A cache of the whole context, for a conversation."""
@@ -310,24 +272,6 @@ class Engine:
         ids = [self.tokens(p) for p in prompts]
         counts = [self.room(len(x), max_tokens) for x in ids]
         return decode_batch(self, ids, counts, chosen) if ids else []
-
-    def room(self, prompt: int, max_tokens: int | None) -> int:
-        """Tokens that an answer may have. Raises UsageError where there is no room for them."""
-        left = self.context - prompt
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}", expected="1 or more")
-        if left < (max_tokens or 1):
-            wanted = f" and {max_tokens:,} for the answer" if max_tokens else ""
-            longest = longest_context(self.checkpoint)
-            more = longest is None or longest > self.context
-            raise UsageError(
-                f"the prompt has {prompt:,} tokens{wanted}; the context is {self.context:,}",
-                expected="room for the prompt and at least one token",
-                remedy=(f"--ctx {prompt + (max_tokens or DEFAULT_TOKENS)}" if more else "")
-                + (" or " if more else "")
-                + "a shorter prompt",
-            )
-        return min(left, max_tokens or DEFAULT_TOKENS)
 
     def logits(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Float32 logits behind each token of a text, [T, V].

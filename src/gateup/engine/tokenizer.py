@@ -52,7 +52,17 @@ class Tokenizer:
         """Token numbers. Special tokens' texts become these tokens, as in transformers.
 
         special  begin with what the model's texts begin with; a rendered chat template has it
+
+        Raises InputError for a text that has half a character (U+D800 to U+DFFF), which Python
+        makes of bytes that are not UTF-8.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise InputError(
+                f"the text has U+{ord(text[e.start]):04X} at character {e.start:,}, which is none",
+                expected="text that UTF-8 can hold",
+            ) from None
         ids: list[int] = self.core.encode(text, add_special_tokens=special).ids
         return ids
 

@@ -18,6 +18,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from gateup.errors import UsageError
+
 # The number csrc/module.cpp gives its interface.
 INTERFACE = 2
 # As enum Act and enum DType in csrc/act_and_mul.hpp.
@@ -53,7 +55,10 @@ class Status:
 
 @functools.cache
 def load() -> tuple[ModuleType | None, str]:
-    """The extension module, or None and why it cannot be used."""
+    """The extension module, or None and why it cannot be used.
+
+    Raises UsageError where GATEUP_ISA names an instruction set that is not there.
+    """
     try:
         module = importlib.import_module("gateup._native")
     except ModuleNotFoundError:
@@ -63,6 +68,14 @@ def load() -> tuple[ModuleType | None, str]:
     found = module.INTERFACE
     if found != INTERFACE:
         return None, f"the C++ kernels are of another build (interface {found}, not {INTERFACE})"
+    try:
+        module.isa()
+    except ValueError as error:
+        raise UsageError(
+            f"GATEUP_ISA: {error}",
+            where="environment variable GATEUP_ISA",
+            remedy="one of those, or none: the widest is taken",
+        ) from None
     module.use_openmp(_torch_openmp())
     return module, ""
 
