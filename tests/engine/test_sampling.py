@@ -53,13 +53,13 @@ def test_probabilities_are_those_of_transformers(s: Sampling) -> None:
         scores = logits(seed)
         seen = [5, 5, *scores.topk(3).indices.tolist()] if s.repeat_penalty != 1 else []
         expected = theirs(scores, seen, s)
-        ours = torch.zeros_like(expected)
+        ours = torch.zeros_like(expected, dtype=torch.float64)
         shares, tokens = candidates(
             penalised(scores, seen, s.repeat_penalty) if seen else scores, s
         )
         ours[tokens] = shares
         assert bool(((ours > 0) == (expected > 0)).all())
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7, check_dtype=False)
 
 
 def test_greedy_is_the_argmax_and_penalties_move_it() -> None:
@@ -67,6 +67,30 @@ def test_greedy_is_the_argmax_and_penalties_move_it() -> None:
     assert Sampler(Sampling())(scores) == 1
     assert Sampler(Sampling(repeat_penalty=1.2))(scores, [1]) == 2
     assert penalised(scores, [1, 3], 2.0).tolist() == pytest.approx([1.0, 1.5, 2.9, -2.0])
+
+
+@pytest.mark.parametrize(
+    "s",
+    [
+        *({"temperature": t} for t in (5e-324, 1e-300, 1e-40, 1e-9)),
+        {"temperature": 1.0, "top_p": 1e-300},
+        {"temperature": 1.0, "top_p": 5e-324, "top_k": 9, "min_p": 1.0},
+        {"temperature": 1e-300, "top_p": 0.9, "min_p": 1e-300},
+    ],
+)
+def test_the_smallest_values_are_greedy(s: dict[str, float]) -> None:
+    for scores in (logits(1), -logits(2).abs(), torch.zeros(9).index_fill(0, torch.tensor([3]), 1)):
+        sampler = Sampler(Sampling(**s, seed=1))  # type: ignore[arg-type]
+        assert [sampler(scores) for _ in range(5)] == [int(scores.argmax())] * 5
+
+
+def test_the_largest_values_draw_from_all() -> None:
+    scores = logits(1, 5)
+    for penalty in (1e-300, 1.0, 1e300):
+        sampler = Sampler(Sampling(temperature=1e300, repeat_penalty=penalty, seed=2))
+        drawn = {sampler(scores, [0, 1, 2, 3, 4]) for _ in range(100)}
+        assert drawn == set(range(5)) if penalty == 1 else drawn
+    assert bool(penalised(scores, [0, 1, 2], 5e-324).isfinite().all())
 
 
 def test_draws_follow_the_probabilities() -> None:

@@ -79,16 +79,23 @@ class Sampler:
 
 
 def penalised(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch.Tensor:
-    """Logits [V] with those of `seen` tokens lowered."""
+    """Float64 logits [V] with those of `seen` tokens lowered."""
     index = torch.tensor(sorted(set(seen)))
+    logits = logits.double()
     found = logits[index]
     lowered = torch.where(found < 0, found * penalty, found / penalty)
-    return logits.index_put((index,), lowered)
+    # Finite whatever the penalty: differences of infinities are no numbers.
+    return logits.index_put((index,), lowered.clamp(-1e300, 1e300))
 
 
 def candidates(logits: torch.Tensor, s: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """(probabilities, tokens) of what is left after the cuts; they sum to 1."""
-    scaled = logits / s.temperature
+    """(float64 probabilities, tokens) of what is left after the cuts: one at least; they sum to 1.
+
+    Temperatures so low that quotients leave float64 give the likeliest token alone.
+    """
+    # At most 0: whatever the temperature, no infinities but negative ones, whose share is 0.
+    scaled = (logits.double() - logits.max()) / s.temperature
+    scaled = scaled.nan_to_num(nan=0.0)  # 0 / 0, where the temperature is too low for float64
     V = scaled.numel()
     if not s.top_k and s.top_p == 1 and s.min_p == 0:
         return scaled.softmax(0), torch.arange(V)
@@ -103,6 +110,7 @@ def candidates(logits: torch.Tensor, s: Sampling) -> tuple[torch.Tensor, torch.T
             kept = shares.cumsum(0) - shares < s.top_p  # a token is kept if those before fall short
         if s.min_p > 0:
             kept = kept & (shares >= s.min_p * shares[0])
+        kept[0] = True  # also where rounding puts what is before it above a tiny top_p
         if s.top_k or count == V or not bool(kept[-1]):
             break
         count = V  # the cut lies further down
