@@ -80,6 +80,8 @@ def bench(
     if checkpoint is not None:
         assert model is not None
         file = checkpoint.path if checkpoint.kind == "gguf" else None
+        if file is None and not no_peers:
+            note("without llama.cpp: the model is not one GGUF file")
         results = whole.run(
             model,
             file if no_peers is False else None,

@@ -1,13 +1,18 @@
 """Cells as they are measured, with real processes; what cannot take part is named."""
 
+import io
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gateup.bench import operators
 from gateup.bench.machine import Peaks
 from gateup.bench.operators import Asked, CellResult, Process, Timing
+from gateup.bench.protocol import ended
+from gateup.bench.report import render_cells
 from gateup.errors import UsageError
 
 PEAKS = Peaks("generic", 1, fp32=2e9, bf16=0.0, int8=8e9, bandwidth=1e9)
@@ -65,6 +70,41 @@ def test_peers_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert notes == [
         "q8_0: without absent: it ended with status 1 (nowhere not installed, or not for this)"
     ]
+
+
+def test_a_peer_that_crashes_is_not_called_missing() -> None:
+    with Process("torch", asked()) as process:
+        process._child.send_signal(signal.SIGSEGV)
+        assert process.ask(do="warm", tokens=1) == {"error": "it crashed (SIGSEGV)"}
+    assert "memory" in (ended(-9) or "")
+    assert ended(-200) == "it crashed (signal 200)"
+    assert ended(1) is None
+
+
+@pytest.mark.parametrize(
+    ("width", "why"), [(96, "stay in the caches"), (1 << 16, "something else ran")]
+)
+def test_what_is_faster_than_the_limit_is_marked(
+    width: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = asked(width=width, tokens=(1,))
+    limit = PEAKS.seconds("q8_0", few.nbytes("q8_0"), few.operations)
+    monkeypatch.setattr(operators, "_prepared", lambda *_: [])
+    for share, marked in ((0.8, True), (0.98, False), (1.2, False)):
+        timing = Timing("gateup", share * limit, 0.0)
+        monkeypatch.setattr(operators, "_time", lambda *_, timing=timing: (timing,))
+        notes: list[str] = []
+        (cell,) = operators.run(few, PEAKS, notes.append)
+        assert (cell.beyond == ("gateup",)) == marked
+        assert len(notes) == marked
+        console = Console(file=io.StringIO(), width=160)
+        render_cells(console, few, [cell])
+        assert ("?" in console.file.getvalue()) == marked  # type: ignore[attr-defined]
+    few_notes: list[str] = []
+    monkeypatch.setattr(operators, "_time", lambda *_: (Timing("gateup", limit / 2, 0.0),))
+    list(operators.run(few, PEAKS, few_notes.append))
+    assert why in few_notes[0]
+    assert few_notes[0].startswith("q8_0, T=1: faster than the limit (gateup): ")
 
 
 def test_a_format_we_cannot_pack_is_an_error() -> None:

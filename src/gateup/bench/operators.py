@@ -17,7 +17,7 @@ from typing import Any
 import gateup
 from gateup.bench.blocks import row_nbytes
 from gateup.bench.machine import Peaks
-from gateup.bench.protocol import Cell
+from gateup.bench.protocol import Cell, ended
 from gateup.errors import UsageError
 
 # name -> (module, arguments, the package it needs). gateup first: ratios are to it.
@@ -39,6 +39,8 @@ COARSER = ("OpenVINO int8, g128",)
 ROTATE_BYTES = 600_000_000
 # Of a small FFN more copies would take longer to make than to measure.
 MOST_COPIES = 128
+# From so many times the limit's speed on the limit is wrong, or is not of this.
+BEYOND = 1.05
 # A turn takes about this long, one call at least.
 TURN_SECONDS = 0.15
 # What takes longer a call than this is measured in this many turns: its spread is small.
@@ -65,6 +67,11 @@ class CellResult:
 
     def of(self, name: str) -> Timing | None:
         return next((t for t in self.timings if t.name == name), None)
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Names of those faster than the limit by more than the peaks vary from run to run."""
+        return tuple(t.name for t in self.timings if t.seconds * BEYOND < self.limit)
 
     @property
     def fastest_peer(self) -> Timing | None:
@@ -134,9 +141,8 @@ class Process:
         if not line:
             package = IMPLEMENTATIONS[self.name][2]
             code = self._child.wait()
-            return {
-                "error": f"it ended with status {code} ({package} not installed, or not for this)"
-            }
+            by_itself = f"it ended with status {code} ({package} not installed, or not for this)"
+            return {"error": ended(code) or by_itself}
         self._signal("SIGSTOP")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -172,7 +178,19 @@ def run(asked: Asked, peaks: Peaks, note: Callable[[str], None]) -> Iterator[Cel
             for tokens in asked.tokens:
                 timings = _time(asked, kind, tokens, processes, note)
                 limit = peaks.seconds(kind, asked.nbytes(kind), asked.operations * tokens)
-                yield CellResult(kind, tokens, limit, timings)
+                cell = CellResult(kind, tokens, limit, timings)
+                if cell.beyond:
+                    note(f"{kind}, T={tokens}: {_beyond(cell, asked)}")
+                yield cell
+
+
+def _beyond(cell: CellResult, asked: Asked) -> str:
+    """Why a time can be below the limit."""
+    if MOST_COPIES * asked.nbytes(cell.kind) < ROTATE_BYTES:
+        why = "weights as few as these stay in the caches"
+    else:
+        why = "something else ran while the peaks were measured; measure again"
+    return f"faster than the limit ({', '.join(cell.beyond)}): {why}"
 
 
 def _prepared(

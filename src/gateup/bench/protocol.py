@@ -14,6 +14,7 @@ of them: the first call makes ggml's graph, and took OpenVINO 310 ms where other
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -57,6 +58,20 @@ class Implementation(Protocol):
 
     def result(self, y: Any) -> Floats:
         """y as float32."""
+
+
+def ended(status: int) -> str | None:
+    """In words, how a process ended that a signal ended: it crashed, or was killed. None where it
+    ended by itself."""
+    if status >= 0:
+        return None
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    if name == "SIGKILL":
+        return "it was killed (SIGKILL), as the system does when memory runs out"
+    return f"it crashed ({name})"
 
 
 def inputs(tokens: int, hidden: int) -> Floats:

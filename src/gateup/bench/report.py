@@ -40,7 +40,7 @@ def render_cells(console: Console, asked: Asked, cells: Sequence[CellResult]) ->
         for name in names:
             timing = c.of(name)
             row.append("" if timing is None else _ms(timing.seconds, timing.spread))
-        row.append(f"{c.limit * 1e3:.2f}")
+        row.append(f"{c.limit * 1e3:.2f}" + ("?" if c.beyond else ""))
         row.append("" if ours is None else f"{c.limit / ours.seconds:.2f}")
         row.append("" if ours is None or peer is None else f"{peer.seconds / ours.seconds:.2f}")
         table.add_row(*(cell(text) for text in row))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gateup
+from gateup.bench.protocol import ended
 from gateup.errors import UsageError
 
 PROMPT, NEW = 512, 64
@@ -81,6 +82,9 @@ def _child(command: list[str], threads: int) -> dict[str, Any] | str:
     if done.returncode == 0 and done.stdout.strip():
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
+    crashed = ended(done.returncode)
+    if crashed is not None:  # what it wrote before does not say why
+        return crashed
     lines = done.stderr.strip().splitlines()
     return lines[-1][:300] if lines else f"it ended with status {done.returncode}"
 
