@@ -375,7 +375,7 @@ def test_a_neuron_is_looked_at_and_switched_off(lab: Lab) -> None:
 def test_a_text_that_is_too_long_is_said_and_not_run(lab: Lab) -> None:
     lab.go("/neurons?lang=zh&text=" + "a" * 201)
     lab.page.wait_for_selector(".error")
-    assert lab.page.inner_text(".error") == "文本有 201 个字符；至多 200 个\n解决办法：缩短文本"
+    assert lab.page.inner_text(".error") == "文本超过 200 个字符\n解决办法：缩短文本"
     lab.go("/neurons?model=llama-3-8b&off=<script>&layer=-3&position=x&neuron=%22")
     lab.page.wait_for_function(_FILLED)
     assert not lab.page.locator(".error").count()

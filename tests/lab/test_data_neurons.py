@@ -186,9 +186,24 @@ def test_no_neuron_off_is_no_change(demo: Checkpoint, lent: Held) -> None:
     assert units.tagged(view.change["moved"]) == "≈ 0.0 %"
 
 
+@pytest.mark.parametrize("text", ["天\u3000气", "a\xa0b", "👩\u200d💻", "می\u200cخواهم", " Paris "])
+def test_texts_that_are_not_printable_in_python_s_sense_are_run(
+    demo: Checkpoint, lent: Held, text: str
+) -> None:
+    with lent.use(demo) as loaded:
+        ids = loaded.tokenizer.encode(text)
+    assert len(look(demo, Ask(text), lent).tokens) == len(ids)
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
-    [("", "error.empty"), ("  ", "error.empty"), ("a" * 201, "error.long")],
+    [
+        ("", "error.empty"),
+        ("  ", "error.empty"),
+        ("a" * 201, "error.long"),
+        ("a\nb", "error.control"),
+        ("a\ud800", "error.control"),
+    ],
 )
 def test_texts_are_bounded_before_anything_is_read(text: str, key: str) -> None:
     nothing = Held()

@@ -67,4 +67,15 @@ def test_pairs_and_lines_of_text() -> None:
         assert State.of(params, {"off": nothing})["off"] == (), nothing
     assert State.of(params, {"text": "a b & c"}).query() == "?text=a+b+%26+c"
     assert State.of(params, {"text": "much too long"})["text"] == "much too"
-    assert State.of(params, {"text": "\x00"})["text"] == "hello"
+
+
+def test_a_text_is_kept_as_typed() -> None:
+    """Full-width and no-break spaces, joined emoji, joiners, ends of lines, outer spaces."""
+    for typed in ("天\u3000气", "a\xa0b", "👩\u200d💻", "می\u200cخواهم", "a\nb", "\x00", " Paris "):
+        state = State.of((Text("text", "hello"),), {})
+        assert state.put("text", typed)
+        assert state["text"] == typed
+        query = dict(parse_qsl(state.query().lstrip("?")))
+        assert State.of(state.params, query)["text"] == typed
+    state.put("text", "a\ud800")
+    assert state.query() == "?text=a%3F"

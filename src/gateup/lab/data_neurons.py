@@ -7,6 +7,7 @@ there: a gate's output, b up's, h = act(a)·b.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -119,13 +120,16 @@ class View:
 def look(checkpoint: Checkpoint, ask: Ask, held: Held = HELD) -> View:
     """Run the text and gather what the page shows; seconds where the model is not in memory.
 
-    Raises GateupError: LabError for a text that is empty or too long and for a model that has
-    experts or does not fit; others where its files cannot be run.
+    Raises GateupError: LabError for a text that is empty, too long or has control characters, and
+    for a model that has experts or does not fit; others where its files cannot be run.
     """
     if not ask.text.strip():
         raise LabError("neurons", "error.empty")
     if len(ask.text) > MAX_CHARACTERS:
-        raise LabError("neurons", "error.long", n=len(ask.text), most=MAX_CHARACTERS)
+        raise LabError("neurons", "error.long", most=MAX_CHARACTERS)
+    for c in ask.text:
+        if unicodedata.category(c) in ("Cc", "Cs"):  # control characters, half surrogate pairs
+            raise LabError("neurons", "error.control", code=f"U+{ord(c):04X}")
     with held.use(checkpoint) as loaded:
         import torch
 

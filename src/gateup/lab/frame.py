@@ -436,9 +436,9 @@ class Frame:
         return control
 
     def field(self, name: str) -> ui.input:
-        """A text to type; taken when the field is left."""
+        """A text to type; taken as it is, spaces and all, when the field is left."""
         control = ui.input(self.t(name), value=self.state[name]).props("dense outlined")
-        control.on("change", lambda: self.put(name, (control.value or "").strip()))
+        control.on("change", lambda: self.put(name, control.value or ""))
         self._controls[name] = (control, str)
         return control
 

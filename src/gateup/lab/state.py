@@ -105,14 +105,17 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text. What is too long is taken up to `room`, so that the page can say so."""
+    """A text as typed. What is too long is taken up to `room`, so that the page can say so.
+
+    Characters are not judged here: what the page shows as typed it must also have been given.
+    """
 
     name: str
     default: str
     room: int = 4 * MAX_TEXT
 
     def read(self, text: str) -> str:
-        return text[: self.room] if text.isprintable() else self.default
+        return text[: self.room]
 
     def write(self, value: Any) -> str:
         return str(value)
@@ -178,5 +181,6 @@ class State:
             for p in self.params
             if self.values[p.name] != p.default
         }
-        text = urlencode({**pairs, **(extra or {})}, safe=",:/")
+        # Half a surrogate pair has no UTF-8: "?" in the URL, where the page refuses the text.
+        text = urlencode({**pairs, **(extra or {})}, safe=",:/", errors="replace")
         return f"?{text}" if text else ""
