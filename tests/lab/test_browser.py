@@ -379,6 +379,45 @@ def test_a_text_that_is_too_long_is_said_and_not_run(lab: Lab) -> None:
     lab.go("/neurons?model=llama-3-8b&off=<script>&layer=-3&position=x&neuron=%22")
     lab.page.wait_for_function(_FILLED)
     assert not lab.page.locator(".error").count()
+    said = lab.page.inner_text(".warn[role=status]")
+    for wrong in ("no token x", "no layer -3", 'no neuron "', "left out: <script>"):
+        assert wrong in said
+    lab.page.wait_for_function("location.search === ''")
+    lab.clean()
+
+
+@needs_demo
+def test_a_view_is_of_its_url_whatever_is_typed_meanwhile(lab: Lab) -> None:
+    lab.go("/neurons?text=one+two+three+four+five+six&position=3")
+    lab.page.wait_for_function(_FILLED)
+    field = lab.page.get_by_label("Text", exact=True)
+    for typed in ("one two", "one two three four five six seven"):  # the first is never looked at
+        field.fill(typed)
+        field.press("Enter")
+    lab.page.wait_for_function("document.body.innerText.includes('at “␣four”')")
+    assert "position=3" in lab.page.url
+    assert "seven" in lab.page.url
+    field.fill("one")
+    field.press("Enter")
+    lab.page.wait_for_function("document.body.innerText.includes('There is no token 3')")
+    lab.page.wait_for_function("location.search === '?text=one'")
+    lab.clean()
+
+
+@needs_demo
+def test_more_neurons_than_may_be_off_are_refused_and_none_is_switched_on(lab: Lab) -> None:
+    off = ",".join(f"0:{j}" for j in range(60))
+    lab.go(f"/neurons?text=one&layer=3&off={off};x")
+    lab.page.wait_for_function(_FILLED)
+    lab.page.wait_for_function("location.search.endsWith(':59')")
+    lab.page.get_by_role("button", name="Switch off the 8 strongest").click()
+    lab.page.get_by_text("That would be 68 neurons").wait_for()
+    assert lab.page.url.endswith("off=" + off)
+    field = lab.page.get_by_label("Switched off (layer:neuron)")
+    field.fill("3：1，4：2")
+    field.press("Enter")
+    lab.page.wait_for_function("location.search.endsWith('off=3:1,4:2')")
+    assert field.input_value() == "3:1,4:2"
     lab.clean()
 
 

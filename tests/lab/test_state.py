@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-from gateup.lab.state import Choice, Flag, Number, Pairs, Several, State, Text
+from gateup.lab.state import Choice, Flag, Number, Several, State, Text
 
 PARAMS = (
     Number("a", 1.0, -4.0, 4.0, 0.1),
@@ -56,15 +56,8 @@ def test_what_is_added_to_the_query() -> None:
     assert state.query({"lang": "zh"}) == "?a=2&lang=zh"
 
 
-def test_pairs_and_lines_of_text() -> None:
-    params = (Pairs("off", 3), Text("text", "hello", room=8))
-    state = State.of(params, {"off": "5:7,3:120,5:7"})
-    assert state["off"] == ((3, 120), (5, 7))
-    assert state.query() == "?off=3:120,5:7"
-    assert State.of(params, dict(parse_qsl("off=3:120,5:7")))["off"] == ((3, 120), (5, 7))
-    assert State.of(params, {"off": "1:1,2:2,3:3,4:4"})["off"] == ((1, 1), (2, 2), (3, 3))
-    for nothing in ("", "x", "-1:2x", "1:2:3", "1234567890:1", "1.5:2.5:1"):
-        assert State.of(params, {"off": nothing})["off"] == (), nothing
+def test_lines_of_text() -> None:
+    params = (Text("text", "hello", room=8),)
     assert State.of(params, {"text": "a b & c"}).query() == "?text=a+b+%26+c"
     assert State.of(params, {"text": "much too long"})["text"] == "much too"
 

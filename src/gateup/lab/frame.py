@@ -260,6 +260,14 @@ class Frame:
             self._label(name)
         self._schedule(changed)
 
+    def correct(self, values: Mapping[str, Any]) -> None:
+        """Set parameters to what the page shows, and the URL too: no step "back", no update."""
+        for name, value in values.items():
+            # Others keep what is being typed into them.
+            if self.state.put(name, value) and name in self._controls:
+                self.show(name)
+        self._url(False)
+
     def _url(self, push: bool) -> None:
         query = json.dumps(self.state.query(self._asked))
         ui.run_javascript(f"labUrl({query}, {json.dumps(push)})")

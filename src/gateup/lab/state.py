@@ -7,7 +7,6 @@ is typed by hand, and shared between versions.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -119,27 +118,6 @@ class Text:
 
     def write(self, value: Any) -> str:
         return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Up to `most` pairs of whole numbers in order, as "3:120,5:7"; what is none is left out."""
-
-    name: str
-    most: int
-    default: tuple[tuple[int, int], ...] = ()
-
-    def read(self, text: str) -> tuple[tuple[int, int], ...]:
-        found = (_PAIR.fullmatch(part) for part in text.split(","))
-        pairs = {(int(pair[1]), int(pair[2])) for pair in found if pair}
-        return tuple(sorted(pairs)[: self.most])
-
-    def write(self, value: Any) -> str:
-        return ",".join(f"{a}:{b}" for a, b in value)
-
-
-# At most 9 digits: numbers that any part of the lab can hold.
-_PAIR = re.compile(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*")
 
 
 @dataclass

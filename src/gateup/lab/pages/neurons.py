@@ -12,17 +12,17 @@ from nicegui import ui
 from gateup.account.report import units
 from gateup.errors import GateupError
 from gateup.files.checkpoint import DEMO
+from gateup.lab import asked as typed
 from gateup.lab import charts
 from gateup.lab import data_neurons as data
+from gateup.lab.asked import LAST
 from gateup.lab.figures import figure_list, table, text
 from gateup.lab.formulas import mathml
 from gateup.lab.frame import Frame
 from gateup.lab.held import HELD, MAX_TOKENS, missing
 from gateup.lab.models import NAMED, Models
-from gateup.lab.state import Choice, Flag, Number, Pairs, Param, Text
+from gateup.lab.state import Choice, Flag, Number, Param, Text
 
-LAST = "last"
-MAX_LAYERS = 256
 _LATEX = {
     "fires": r"h_j = \mathrm{act}(a_j)\, b_j, \quad a_j = g_j \cdot x, \quad b_j = u_j \cdot x",
     "writes": r"s = U (w \odot d) - \mathrm{mean}_v, \quad d = W_{down}[:, j], \quad"
@@ -34,15 +34,14 @@ _LATEX = {
 
 def params(models: Models) -> Sequence[Param]:
     runnable = models.runnable()
-    numbers = tuple(map(str, range(max(MAX_LAYERS, MAX_TOKENS))))
     return (
         Choice("model", NAMED if NAMED in runnable else DEMO, free=True),
         Text("text", "The capital of France is"),
-        Choice("position", LAST, (LAST, *numbers[:MAX_TOKENS])),
-        Choice("layer", LAST, (LAST, *numbers[:MAX_LAYERS])),
-        Text("neuron", "", room=9),
+        Text("position", LAST, room=20),
+        Text("layer", LAST, room=20),
+        Text("neuron", "", room=20),
         Number("top", 8, 4, 24),
-        Pairs("off", data.MAX_OFF),
+        Text("off", "", room=2000),  # 64 neurons of at most 20 characters, and some that are none
         Flag("how", False),
     )
 
@@ -80,32 +79,24 @@ class _View:
             frame.field("text").classes("wider").props(
                 f'hint="{t("text_hint", characters=data.MAX_CHARACTERS, tokens=MAX_TOKENS)}"'
             )
-            self.position = frame.choice("position", self._options("position", ()))
-            self.layer = frame.choice("layer", self._options("layer", ()))
+            self.position = self._list("position")
+            self.layer = self._list("layer")
             frame.field("neuron").props(f'hint="{t("neuron_hint")}"')
             frame.slider("top", lambda v: f"{v:g}")
-            self._off_field()
+            frame.field("off").props(f'hint="{t("off_hint", most=data.MAX_OFF)}"')
             frame.switch("how")
+        self.said = ui.html("", sanitize=False).mark("said")
         self.waiting = ui.html(f'<p class="note">{text(t("loading"))}</p>', sanitize=False)
         self.body = ui.element("div").mark("neurons")
         self.body.set_visibility(False)
         with self.body:
             self._draw()
 
-    def _off_field(self) -> None:
-        frame = self.frame
-        hint = frame.t("off_hint", most=data.MAX_OFF)
-        param = frame.state.param("off")
-        control = ui.input(frame.t("off"), value=param.write(frame.state["off"]))
-        control.props(f'dense outlined hint="{hint}"')
-
-        def taken() -> None:
-            frame.put("off", param.read(control.value or ""))
-            control.value = param.write(frame.state["off"])
-
-        control.on("change", taken)
-        frame.bind("off", control, param.write)
-        self.off = control
+    def _list(self, name: str) -> ui.select:
+        """A list whose entries come with the text and the model."""
+        control = self.frame.choice(name, self._options(name, ()))
+        self.frame.bind(name, control, lambda v: v if v in control.options else None)
+        return control
 
     def _draw(self) -> None:
         t = self.frame.t
@@ -155,47 +146,46 @@ class _View:
         self.body.classes("stale")
         await self.frame.slowly(self._run)
 
-    def _ask(self) -> data.Ask:
-        state = self.frame.state
-
-        def number(name: str) -> int | None:
-            return int(state[name]) if state[name].isascii() and state[name].isdecimal() else None
-
-        return data.Ask(
-            state["text"],
-            number("layer"),
-            number("position"),
-            number("neuron"),
-            state["off"],
-            state["top"],
-        )
-
     async def _run(self) -> None:
-        checkpoint = self.frame.models.open(self.frame.state["model"])
+        state = self.frame.state
+        checkpoint, values = self.frame.models.open(state["model"]), dict(state.values)
         self.turn = turn = self.turn + 1
+
+        def still() -> bool:
+            """Whether this is still asked for; what is asked since has an update of its own."""
+            return turn == self.turn and values == state.values
+
         try:
-            asked = HELD.worker.submit(data.look, checkpoint, self._ask())
+            asked = HELD.worker.submit(data.look, checkpoint, typed.ask(values))
             view = await asyncio.wrap_future(asked)
-            if turn == self.turn:
+            if still():
                 self.show(view)
                 self.frame.show_error(None)
         except GateupError:
-            self.body.set_visibility(False)
-            raise
+            if still():
+                self.body.set_visibility(False)
+                self._say([])
+                raise
         finally:
             self.waiting.set_visibility(False)
             self.body.classes(remove="stale")
 
+    def _say(self, lines: Sequence[str]) -> None:
+        """What was asked for and is not there, above the page."""
+        said = "".join(f"<div>{text(line)}</div>" for line in lines)
+        self.said.set_content(f'<div class="verdict warn" role="status">{said}</div>' * bool(said))
+
     def show(self, view: data.View) -> None:
-        """Fill the page with what was found."""
+        """Fill the page with what was found for its present state."""
         self.view = view
-        state = self.frame.state
-        layers = [str(i) for i in range(view.layers)]
-        self.layer.set_options(self._options("layer", layers), value=self._kept("layer", layers))
+        values, said = typed.settled(self.frame.state.values, view)
+        self.layer.set_options(self._options("layer", [str(i) for i in range(view.layers)]))
         tokens = [f"{i}: {token}" for i, token in enumerate(view.tokens)]
-        self.position.set_options(
-            self._options("position", tokens), value=self._kept("position", tokens)
-        )
+        self.position.set_options(self._options("position", tokens))
+        self.frame.correct(values)
+        for name in ("layer", "position"):
+            self.frame.show(name)
+        self._say([self.frame.t(key, **holes) for key, holes in said])
         scale = self._scale()
         self._heads(scale)
         self.peaks.update_figure(self._peaks(scale))
@@ -204,7 +194,6 @@ class _View:
         self._switches()
         self.one.set_content(self._figures() + self._writes() + self._reads())
         self._changes()
-        self.off.value = state.param("off").write(state["off"])
         self.body.set_visibility(True)
 
     def _options(self, name: str, labels: Sequence[str]) -> dict[str, str]:
@@ -214,14 +203,6 @@ class _View:
         if not labels and asked != LAST:
             out[asked] = asked
         return out | {LAST: self.frame.t(f"{name}.last")}
-
-    def _kept(self, name: str, labels: Sequence[str]) -> str:
-        """The parameter's value; the last where the model or text has no such number."""
-        value: str = self.frame.state[name]
-        if value != LAST and int(value) >= len(labels):
-            self.frame.state.put(name, LAST)
-        kept: str = self.frame.state[name]
-        return kept
 
     # ---- which neurons fire ---------------------------------------------------------------------
 
@@ -340,10 +321,14 @@ class _View:
         layer, neuron = asked.layer, asked.neuron
         here = (layer, neuron)
         strongest = tuple((layer, f.neuron) for f in self.view.firing)
-        off: set[data.Neuron] = set(frame.state["off"])
+        off = set(asked.off)
 
         def put(chosen: set[data.Neuron]) -> None:
-            frame.put("off", tuple(sorted(chosen)))
+            if len(chosen) > data.MAX_OFF:  # none of those that are off is switched on for it
+                ui.notify(t("full", n=len(chosen), most=data.MAX_OFF), type="warning")
+                return
+            frame.put("off", typed.write_off(sorted(chosen)))
+            frame.show("off")
 
         self.buttons.clear()
         with self.buttons:
@@ -405,8 +390,6 @@ class _View:
         t, view = self.frame.t, self.view
         names = [t("before"), t("after", n=len(view.asked.off))]
         notes = [t("changes_note", token=self._token())]
-        if view.absent:
-            notes.append(t("absent", off=self.frame.state.param("off").write(view.absent)))
         if not view.asked.off:
             notes.append(t("changes_none"))
         said = "".join(f'<p class="note">{text(n)}</p>' for n in notes)

@@ -85,7 +85,15 @@ EN = {
     "of zeros. The bars are the probabilities of the token after “{token}”, one axis from 0 to "
     "100 % for both.",
     "changes_none": "No neuron is off: the two bars are the same.",
-    "absent": "Not in this model and left out: {off}",
+    "off.unknown": "Not layer:neuron and left out: {off}",
+    "off.over": "At most {most} neurons are off at a time; left out: {off}",
+    "off.absent": "Not in this model and left out: {off}",
+    "full": "That would be {n} neurons, and at most {most} are off at a time; switch some on "
+    "first.",
+    "none.position": "There is no token {asked}: this text has 0 to {last}. The last is shown.",
+    "none.layer": "There is no layer {asked}: this model has 0 to {last}. The last is shown.",
+    "none.neuron": "There is no neuron {asked}: layer {layer} has 0 to {last}. The strongest is "
+    "shown.",
     "before": "all neurons",
     "after": "without the {n} that are off",
     "probability": "probability of the next token",
@@ -190,7 +198,13 @@ ZH = {
     "changes_note": "被关闭的神经元在每个 token 处 h = 0：与 down 的该列全为零相同。"
     "条形是“{token}”之后下一个 token 的概率，两者共用从 0 到 100 % 的坐标轴。",
     "changes_none": "没有关闭任何神经元：两条相同。",
-    "absent": "此模型中没有，已略去：{off}",
+    "off.unknown": "不是“层：神经元”，已略去：{off}",
+    "off.over": "同时至多关闭 {most} 个神经元；已略去：{off}",
+    "off.absent": "此模型中没有，已略去：{off}",
+    "full": "这样会关闭 {n} 个神经元，而同时至多关闭 {most} 个；请先打开一些。",
+    "none.position": "没有 token {asked}：此文本有 0 到 {last}。显示最后一个。",
+    "none.layer": "没有第 {asked} 层：此模型有第 0 到 {last} 层。显示最后一层。",
+    "none.neuron": "没有神经元 {asked}：第 {layer} 层有 0 到 {last}。显示最强的一个。",
     "before": "全部神经元",
     "after": "去掉被关闭的 {n} 个",
     "probability": "下一个 token 的概率",
