@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,6 +158,21 @@ def test_scores_are_the_column_through_norm_and_unembedding(
         abs(figures["h"].value) * float(column.norm()), rel=1e-4
     )
     assert view.ranked[29][int(figures["rank"].value) - 1][0] == 511
+
+
+def test_tokens_are_characters_where_whole_and_bytes_where_not(
+    demo: Checkpoint, lent: Held
+) -> None:
+    view = look(demo, Ask("今天 👩 a"), lent)
+    text = "".join(view.tokens).replace("␣", " ")
+    parts = re.findall(r"‹([0-9A-F ]+)›|(.)", text)
+    assert b"".join(bytes.fromhex(h) if h else c.encode() for h, c in parts).decode() == "今天 👩 a"
+    assert data.has_parts(view)
+    assert not any(map(data.PART.search, look(demo, Ask(TEXT), lent).tokens))
+    assert data.piece_text("<0xE4>") == "‹E4›"
+    assert data.piece_text("ä»Ĭ") == "今"
+    assert data.piece_text("Ġä»") == " ‹E4 BB›"
+    assert data.piece_text("天▁") == "天▁"
 
 
 def test_the_first_layer_reads_the_words_themselves(demo: Checkpoint, lent: Held) -> None:

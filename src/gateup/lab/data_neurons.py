@@ -7,12 +7,14 @@ there: a gate's output, b up's, h = act(a)·b.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gateup.account.figure import Figure
+from gateup.account.report import units
 from gateup.files.checkpoint import Checkpoint
 from gateup.lab.errors import LabError
 from gateup.lab.held import HELD, MAX_TOKENS, Held, Loaded
@@ -180,11 +182,54 @@ def _look(loaded: Loaded, ask: Ask) -> View:
 
 
 def token_text(loaded: Loaded, token: int) -> str:
-    """A token's text, its spaces and ends of lines visible."""
+    """A token's text, its spaces visible; bytes of half a character as ‹E4 BB›."""
     text = loaded.tokenizer.decode([token], special=True)
     if not text or "\ufffd" in text:  # a part of a character, or nothing by itself
-        text = loaded.tokenizer.core.id_to_token(token) or f"#{token}"
-    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+        piece = loaded.tokenizer.core.id_to_token(token) or f"#{token}"
+        text = piece_text(piece) if text else piece
+    text = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+    return units.printable(text)
+
+
+def piece_text(piece: str) -> str:
+    """A vocabulary's piece of bytes, as characters where these are whole: "‹E4 BB›", "天‹E6›".
+
+    Pieces are written in the 256 letters of byte-level BPE, or as "<0xE4>"; others stay.
+    """
+    if single := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):
+        raw = bytes.fromhex(single[1])
+    elif all(c in _LETTERS for c in piece):
+        raw = bytes(_LETTERS[c] for c in piece)
+    else:
+        return piece
+    text = raw.decode("utf-8", "surrogateescape")  # byte n that is no character: U+DC00 + n
+    return re.sub(
+        "[\udc80-\udcff]+",
+        lambda m: "‹" + " ".join(f"{ord(c) - 0xDC00:02X}" for c in m[0]) + "›",
+        text,
+    )
+
+
+def has_parts(view: View) -> bool:
+    """Whether a token on the page is part of a character."""
+    written = view.written
+    scored = (written.promoted, written.suppressed, written.gate, written.gate_least)
+    tokens = [*view.tokens, *(bar.token for bar in view.bars)]
+    tokens += [token for firing in view.firing for token in firing.pushes]
+    tokens += [s.token for group in (*scored, written.up, written.up_least) for s in group]
+    return any(PART.search(token) for token in tokens)
+
+
+def _letters() -> dict[str, int]:
+    """Byte-level BPE's letter -> byte: Latin-1's visible ones as they are, others from U+0100."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (b for b in range(256) if b not in visible)
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_LETTERS = _letters()
+# What piece_text() writes for bytes that are no whole character.
+PART = re.compile("‹[0-9A-F]{2}(?: [0-9A-F]{2})*›")
 
 
 def _ranked(h: torch.Tensor, top: int) -> list[tuple[int, float]]:

@@ -218,9 +218,12 @@ class _View:
         t, view = self.frame.t, self.view
         low, high = (units.rounded(v) for v in scale)
         note = text(t("fires_note", act=view.act, low=low, high=high))
+        parts = ""
+        if data.has_parts(view):
+            parts = f'<p class="note">{text(t("parts_note"))}</p>'
         self.head.set_content(
             f'<h2>{text(t("fires"))}</h2><p class="note">{note}</p>'
-            f'<p class="note">{text(t("first_token"))}</p>{self._formula("fires")}'
+            f'<p class="note">{text(t("first_token"))}</p>{parts}{self._formula("fires")}'
         )
         title = t("by_rank", token=self._token(), n=len(view.ranked[0]))
         self.ranks_title.set_content(f"<h3>{text(title)}</h3>")

@@ -37,6 +37,8 @@ EN = {
     "hover_rank": "layer {layer}, neuron {neuron}: h {h}",
     "first_token": "Many models keep a few huge neurons at the first token, whatever it says; that "
     "is why the scale is logarithmic.",
+    "parts_note": "‹E4 BB› are bytes, in hexadecimal, of a token that is only part of a character: "
+    "rarer characters take several tokens. ␣ is a space, ⏎ a line's end.",
     "strongest": "Layer {layer} at “{token}”: {n} of {width} neurons",
     "col.neuron": "neuron",
     "col.a": "a",
@@ -156,6 +158,8 @@ ZH = {
     "hover_rank": "第 {layer} 层，神经元 {neuron}：h {h}",
     "first_token": "许多模型无论文本是什么，都在第一个 token 处保持少数极大的神经元；"
     "因此采用对数刻度。",
+    "parts_note": "‹E4 BB› 是字节（十六进制），该 token 只是一个字符的一部分："
+    "较少见的字符由多个 token 组成。␣ 是空格，⏎ 是换行。",
     "strongest": "第 {layer} 层，在“{token}”处：{width} 个神经元中的 {n} 个",
     "col.neuron": "神经元",
     "col.a": "a",
