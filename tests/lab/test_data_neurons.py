@@ -319,6 +319,7 @@ def test_colours_clip_nothing_and_bars_share_an_axis(demo: Checkpoint, lent: Hel
     assert (trace["zmin"], trace["zmax"]) == (min(seen), max(seen))
     assert trace["z"][1][0] is None
     assert trace["colorbar"]["ticktext"] == ["1", "10", "100", "1000"]
+    assert trace["showscale"]
     bars = charts.paired_bars(["a"], [("x", 0, [0.1]), ("y", 1, [0.9])], "p")
     assert bars["layout"]["xaxis"]["range"] == [0, 1]
     assert charts.harmless("<b>$x$", 5) == "&lt;b&gt;＄…"

@@ -200,7 +200,9 @@ def heat(
     chosen  (column, row) of the cell with a frame
     """
     low, high = (log10(v) for v in scale)
-    powers = list(range(ceil(low), floor(high) + 1))
+    powers: list[float] = list(range(ceil(low), floor(high) + 1))
+    if len(powers) < 2:  # a scale with no power of ten inside, or one: its ends
+        powers = [low, high]
     axis = {"color": GREY, "tickfont": {"size": 10}, "fixedrange": True, "automargin": True}
     axis |= {"zeroline": False, "showgrid": False}
     shapes = []
@@ -218,9 +220,10 @@ def heat(
                 "zmin": low,
                 "zmax": high,
                 "colorscale": "Cividis",
+                "showscale": any(v > 0 for row in values for v in row),
                 "colorbar": {
                     "tickvals": powers,
-                    "ticktext": [f"{10.0**p:g}" for p in powers],
+                    "ticktext": [f"{10.0**p:.4g}" for p in powers],
                     "tickfont": {"color": GREY, "size": 10},
                     "thickness": 10,
                     "outlinewidth": 0,
@@ -239,6 +242,13 @@ def heat(
         },
         "config": CONFIG,
     }
+
+
+def whole_ticks(count: int, most: int = 8) -> list[int]:
+    """Of 0 … count - 1, every 1st, 2nd, 5th, 10th … as `most` allows, and the last."""
+    step = next(s * 10**p for p in range(10) for s in (1, 2, 5) if s * 10**p * most >= count)
+    # One that would stand close to the last gives way to it.
+    return [i for i in range(0, count - 1, step) if count - 1 - i > step / 2] + [count - 1]
 
 
 def paired_bars(

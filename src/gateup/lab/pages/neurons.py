@@ -241,7 +241,9 @@ class _View:
         )
 
     def _layer_axis(self) -> dict[str, Any]:
-        return {"title": {"text": self.frame.t("layer_axis")}, "autorange": "reversed"}
+        ticks = charts.whole_ticks(self.view.layers)
+        axis = {"title": {"text": self.frame.t("layer_axis")}, "autorange": "reversed"}
+        return axis | {"tickvals": ticks, "ticktext": list(map(str, ticks))}
 
     def _peaks(self, scale: tuple[float, float]) -> charts.Figure:
         t, view = self.frame.t, self.view
