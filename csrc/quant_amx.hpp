@@ -38,29 +38,46 @@ GATEUP_INLINE void tiles_end(int lead) {
   if (lead >= 8) _tile_release();
 }
 
+// A block's share of what comes next.
+template <int R>
+GATEUP_INLINE void fetch_ahead(Ahead& ahead, const TileInput& in, int blocks, int b) {
+  for (int i = 0; i < ahead.lines && ahead.weights < ahead.end; ++i, ahead.weights += 64) {
+    _mm_prefetch(ahead.weights, _MM_HINT_T1);
+  }
+  for (int i = 0; i < ahead.x_lines; ++i, ahead.x += 64) _mm_prefetch(ahead.x, _MM_HINT_T0);
+  _mm_prefetch(in.scale + (blocks + b) * R, _MM_HINT_T0);
+}
+
 // ---- a scale to a block -----------------------------------------------------------------------
 
-// One block's dot products into `dot`, by tile T with A and B as operands. The compiler's
-// intrinsics want the numbers of tiles as literals.
-#define GATEUP_TILE_DOT(T, A, B, x, codes, dot) \
-  do {                                          \
-    _tile_zero(T);                              \
-    _tile_loadd(A, x, kBlockK);                 \
-    _tile_loadd(B, codes, 64);                  \
-    _tile_dpbssd(T, A, B);                      \
-    _tile_stored(T, dot, 64);                   \
-  } while (false)
+// The compiler's intrinsics declare no memory operands.
+#define GATEUP_TILE_DOT(T, A, B, x, codes)                                                        \
+  __asm__ volatile(                                                                               \
+      "tileloadd (%0,%2,1), %%tmm" #A "\n\ttileloadd (%1,%3,1), %%tmm" #B "\n\ttilezero %%tmm" #T \
+      "\n\ttdpbssd %%tmm" #B ", %%tmm" #A ", %%tmm" #T ::"r"(x),                                  \
+      "r"(codes), "r"(static_cast<long>(kBlockK)), "r"(64L)                                       \
+      : "memory")
+#define GATEUP_TILE_STORE(T, dot) \
+  __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" ::"r"(dot), "r"(64L) : "memory")
 
-// Two blocks in tiles 0 and 1, or 2 and 3.
+// Block b in a step of its own: its products go to tile b % 4, and two blocks later its sums from
+// there to memory.
 template <int R>
-GATEUP_INLINE void tile_pair(const i8* x, const u8* codes, i32* dot, bool upper) {
-  const i8* second = x + R * kBlockK;
-  if (upper) {
-    GATEUP_TILE_DOT(2, 4, 6, x, codes, dot);
-    GATEUP_TILE_DOT(3, 5, 7, second, codes + 512, dot + kMostDots);
-  } else {
-    GATEUP_TILE_DOT(0, 4, 6, x, codes, dot);
-    GATEUP_TILE_DOT(1, 5, 7, second, codes + 512, dot + kMostDots);
+GATEUP_INLINE void multiply_block(int b, const i8* x, const u8* codes) {
+  switch (b % 4) {
+    case 0: GATEUP_TILE_DOT(0, 4, 6, x, codes); break;
+    case 1: GATEUP_TILE_DOT(1, 5, 7, x, codes); break;
+    case 2: GATEUP_TILE_DOT(2, 4, 6, x, codes); break;
+    default: GATEUP_TILE_DOT(3, 5, 7, x, codes);
+  }
+}
+
+GATEUP_INLINE void store_block(int b, i32* dot) {
+  switch (b % 4) {
+    case 0: GATEUP_TILE_STORE(0, dot); break;
+    case 1: GATEUP_TILE_STORE(1, dot); break;
+    case 2: GATEUP_TILE_STORE(2, dot); break;
+    default: GATEUP_TILE_STORE(3, dot);
   }
 }
 
@@ -80,29 +97,42 @@ GATEUP_INLINE void add_block(const Chunk& chunk, const TileInput& in, int b, con
   }
 }
 
-template <Kind K, int R>
-void tile_blocks_amx(const Chunk& chunk, const TileInput& in, int blocks, float* acc) {
+// Blocks [first, first + N). While one block's sums are added up, the next one's are on their way
+// to memory and the one after that is multiplied.
+template <Kind K, int R, int N>
+GATEUP_INLINE void tile_run(const Chunk& chunk, const TileInput& in, int first, int blocks,
+                            Ahead& ahead, float* acc) {
   alignas(64) i32 dots[4][kMostDots];
   __m512 total[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
-  tile_pair<R>(in.codes, chunk.codes[0], dots[0], false);
-  for (int b = 0; b < blocks; b += 2) {
-    // The next two are on their way while these are added up: a tile's result takes longer from
-    // the multiplication to the vector registers than the additions of two.
-    const bool upper = b % 4 != 0;
-    if (b + 2 < blocks) {
-      tile_pair<R>(in.codes + (b + 2) * R * kBlockK, chunk.codes[b + 2],
-                dots[upper ? 0 : 2], !upper);
+#pragma GCC unroll 16
+  for (int b = -2; b < N; ++b) {
+    const int at = first + b + 2;
+    if (b + 2 < N) {
+      multiply_block<R>(b + 2, in.codes + at * R * kBlockK, chunk.codes[at]);
     }
-    add_block<K, R>(chunk, in, b, dots[upper ? 2 : 0], total);
-    add_block<K, R>(chunk, in, b + 1, dots[upper ? 3 : 1], total);
+    if (b >= -1 && b + 1 < N) store_block(b + 1, dots[(b + 1) % 4]);
+    if (b < 0) continue;
+    fetch_ahead<R>(ahead, in, blocks, first + b);
+    add_block<K, R>(chunk, in, first + b, dots[b % 4], total);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
 }
 
+template <Kind K, int R>
+void tile_blocks_amx(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
+                     float* acc) {
+  if (blocks == kChunkBlocks) {
+    tile_run<K, R, kChunkBlocks>(chunk, in, 0, blocks, ahead, acc);
+    return;
+  }
+  for (int b = 0; b < blocks; b += 2) tile_run<K, R, 2>(chunk, in, b, blocks, ahead, acc);
+}
+
 #undef GATEUP_TILE_DOT
+#undef GATEUP_TILE_STORE
 
 // ---- K-quants -----------------------------------------------------------------------------------
 
@@ -161,7 +191,7 @@ struct Split8 {
 };
 
 template <int F>
-void unpack_split(const u8* packed, int blocks, Chunk& chunk) {
+void unpack_split(const u8* packed, int blocks, int ahead, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   unpack_scales512<F>(packed, 0, chunk);
   const u8* scale = packed + f.scale_at();
@@ -170,12 +200,12 @@ void unpack_split(const u8* packed, int blocks, Chunk& chunk) {
     u8* more = chunk.more[b];
     if constexpr (f.sub_k == 16) {
       const Split8 first(scale + 2 * b * kPanel), last(scale + (2 * b + 1) * kPanel);
-      unpack_ahead<F, Codes::kUnsigned>(packed, b, [&](int g, __m512i codes) {
+      unpack_ahead<F, Codes::kUnsigned>(packed, b, ahead, [&](int g, __m512i codes) {
         (g < 4 ? first : last).store(codes, at + 64 * g, more + 64 * g);
       });
     } else {
       const Split6 split(scale + b * kPanel);
-      unpack_ahead<F, Codes::kUnsigned>(packed, b, [&](int g, __m512i codes) {
+      unpack_ahead<F, Codes::kUnsigned>(packed, b, ahead, [&](int g, __m512i codes) {
         split.store(codes, at + 64 * g, more + 64 * g);
       });
     }
@@ -205,7 +235,8 @@ GATEUP_INLINE void add_split(const i32* dots, __m512* total) {
 }
 
 template <Kind K, int R>
-void tile_super_amx(const Chunk& chunk, const TileInput& in, int, float* acc) {
+void tile_super_amx(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
+                    float* acc) {
   alignas(64) i32 dots[8][kMostDots];
   __m512 total[R];
   _tile_zero(0);
@@ -239,6 +270,8 @@ void tile_super_amx(const Chunk& chunk, const TileInput& in, int, float* acc) {
     _tile_stored(2, dots[6], 64);
     _tile_stored(3, dots[7], 64);
   }
+  for (int b = 0; b < 8; ++b) fetch_ahead<R>(ahead, in, blocks, b);
+  for (int b = 0; b < 16; ++b) _mm_prefetch(acc + (16 + b) * 16, _MM_HINT_T0);
   add_split<K, R, true>(dots[0], total);
   add_split<K, R, false>(dots[2], total);
   if (K == Kind::kSuper16) {

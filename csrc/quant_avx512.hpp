@@ -73,11 +73,11 @@ GATEUP_INLINE void unpack_block(const u8* low, const u8* high, __m512i table, Si
 
 // Block b of a group: sink(g, codes), while what will be read is fetched.
 template <int F, Codes S, class Sink>
-GATEUP_INLINE void unpack_ahead(const u8* group, int b, Sink sink) {
+GATEUP_INLINE void unpack_ahead(const u8* group, int b, int ahead, Sink sink) {
   constexpr QuantFormat f = kFormats[F];
   constexpr int part = f.group_bytes() / 64 / f.blocks() * 64;
   const int end = b + 1 < f.blocks() ? (b + 1) * part : f.group_bytes();
-  for (int i = b * part; i < end; i += 64) _mm_prefetch(group + ahead(f) + i, _MM_HINT_T0);
+  for (int i = b * part; i < end; i += 64) _mm_prefetch(group + ahead + i, _MM_HINT_T0);
   unpack_block<F, S>(group + b * f.code_bytes(), group + f.high_at() + b * f.high_bytes(),
                      finishing_table<F, S>(), sink);
 }
@@ -121,12 +121,12 @@ GATEUP_INLINE void unpack_scales512(const u8* group, int first, Chunk& chunk) {
 }
 
 template <int F, Codes S>
-void unpack_chunk512(const u8* packed, int blocks, Chunk& chunk) {
+void unpack_chunk512(const u8* packed, int blocks, int ahead, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   for (int first = 0; first < blocks; first += f.blocks(), packed += f.group_bytes()) {
     for (int b = 0; b < f.blocks(); ++b) {
       u8* out = chunk.codes[first + b];
-      unpack_ahead<F, S>(packed, b, [out](int g, __m512i codes) {
+      unpack_ahead<F, S>(packed, b, ahead, [out](int g, __m512i codes) {
         _mm512_store_si512(out + 64 * g, codes);
       });
     }
@@ -234,7 +234,7 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
 
 // 8 rows at a time: their 8 integer and 8 float32 accumulators leave registers for the weights.
 template <Kind K, int R>
-void tile_product512(const Chunk& chunk, const TileInput& in, int blocks, float* acc) {
+void tile_product512(const Chunk& chunk, const TileInput& in, int blocks, Ahead&, float* acc) {
   constexpr int step = R < 8 ? R : 8;
   for (int first = 0; first < R; first += step) {
     if constexpr (K == Kind::kPlain || K == Kind::kMin) {

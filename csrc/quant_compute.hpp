@@ -45,7 +45,8 @@ constexpr FormatKernels kernels_of() {
            : super ? tile_super_amx<k, 8>
                    : tile_blocks_amx<k, 8>,
            super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>},
-          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>}};
+          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>,
+           kFormats[F].bits == 8 ? nullptr : stream512<F, 8>}};
 #elif defined(__AVX512VNNI__)
   constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
   return {{nullptr, nullptr, nullptr, unpack, unpack},
@@ -80,16 +81,29 @@ void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, 
   const FormatKernels& kernels = kKernels[&f - kFormats];
   const TileProduct product = kernels.tile[lead_index(in.lead)];
   const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
+  constexpr int near = 1024;
+  const int far = f.bits == 8 ? 4096 : 2048;
   const i64 apart = panel_bytes(f, w.k), tile_size = in.lead * kPanel;
   std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
+  const bool alone = last - tile == 1;
+  const i64 chunk_bytes = kChunkBlocks / f.blocks() * f.group_bytes();
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
-    const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
-    for (int p = 0; p < panels; ++p) unpack(packed + p * apart, blocks, chunks[p]);
+    const i64 at = block / f.blocks() * f.group_bytes();
+    const u8* packed = w.data + panel * apart + at;
+    Ahead ahead[kMaxPanels];
+    const bool more = block + kChunkBlocks < in.blocks;
+    const i64 lines = (chunk_bytes / 64 + (last - tile) * blocks - 1) / ((last - tile) * blocks);
+    for (int p = 0; p < panels; ++p) {
+      unpack(packed + p * apart, blocks, alone ? far : near, chunks[p]);
+      const u8* next = more ? packed + p * apart + chunk_bytes : w.data + (panel + panels + p) * apart;
+      ahead[p] = {next, alone ? next : next + chunk_bytes, static_cast<int>(lines), nullptr, in.lead / 2 / panels};
+    }
     for (i64 t = tile; t < last; ++t) {
       const TileInput rows = tile_input(in, f, t, block);
       for (int p = 0; p < panels; ++p) {
-        product(chunks[p], rows, blocks, acc + ((t - tile) * panels + p) * tile_size);
+        ahead[p].x = rows.codes + (blocks * in.lead + blocks * in.lead / panels * p) * kBlockK;
+        product(chunks[p], rows, blocks, ahead[p], acc + ((t - tile) * panels + p) * tile_size);
       }
     }
   }

@@ -53,10 +53,20 @@ GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 ti
           f.offset == 128};
 }
 
-// Groups at `packed` -> `blocks` blocks of `chunk`.
-using UnpackChunk = void (*)(const u8* packed, int blocks, Chunk& chunk);
+// What comes next, fetched a few lines at a block while tiles are multiplied: the packed weights of
+// the panel's next chunk into the second-level cache, the next tile of rows into the first.
+struct Ahead {
+  const u8 *weights, *end;  // what is left of them
+  int lines;                // of weights, to a block
+  const i8* x;
+  int x_lines;
+};
+
+// Groups at `packed` -> `blocks` blocks of `chunk`; what lies `ahead` bytes further on is fetched.
+using UnpackChunk = void (*)(const u8* packed, int blocks, int ahead, Chunk& chunk);
 // acc [rows of the tile][16] += the tile's rows times the chunk's weights.
-using TileProduct = void (*)(const Chunk& chunk, const TileInput& in, int blocks, float* acc);
+using TileProduct = void (*)(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
+                             float* acc);
 
 // What follows in memory's stream: a panel's end, and where the panel after it begins.
 struct Fetch {
