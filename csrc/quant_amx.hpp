@@ -122,17 +122,20 @@ GATEUP_INLINE void tile_run(const Chunk& chunk, const TileInput& in, int first, 
 }
 
 template <Kind K, int R>
-void tile_blocks_amx(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
+void tile_blocks_amx(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead* ahead,
                      float* acc) {
-  if (blocks == kChunkBlocks) {
-    tile_run<K, R, kChunkBlocks>(chunk, in, 0, blocks, ahead, acc);
-    return;
+  for (int p = 0; p < panels; ++p, acc += R * kPanel) {
+    if (blocks == kChunkBlocks) {
+      tile_run<K, R, kChunkBlocks>(chunks[p], in, 0, blocks, ahead[p], acc);
+      continue;
+    }
+    for (int b = 0; b < blocks; b += 2) {
+      tile_run<K, R, 2>(chunks[p], in, b, blocks, ahead[p], acc);
+    }
   }
-  for (int b = 0; b < blocks; b += 2) tile_run<K, R, 2>(chunk, in, b, blocks, ahead, acc);
 }
 
 #undef GATEUP_TILE_DOT
-#undef GATEUP_TILE_STORE
 
 // ---- K-quants -----------------------------------------------------------------------------------
 
@@ -190,10 +193,20 @@ struct Split8 {
   }
 };
 
+// Minimums, whole numbers below 64, have their bfloat16 in a float32's upper half.
+GATEUP_INLINE void unpack_pairs(Chunk& chunk) {
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    const __m512i wide = _mm512_castps_si512(_mm512_load_ps(chunk.min[b]));
+    _mm512_store_si512(chunk.pairs[b], _mm512_or_si512(wide, _mm512_srli_epi32(wide, 16)));
+    _mm512_store_si512(chunk.pairs[kChunkBlocks + b], _mm512_setzero_si512());
+  }
+}
+
 template <int F>
 void unpack_split(const u8* packed, int blocks, int ahead, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   unpack_scales512<F>(packed, 0, chunk);
+  if constexpr (f.has_min) unpack_pairs(chunk);
   const u8* scale = packed + f.scale_at();
   for (int b = 0; b < blocks; ++b) {
     u8* at = chunk.codes[b];
@@ -213,76 +226,116 @@ void unpack_split(const u8* packed, int blocks, int ahead, Chunk& chunk) {
 }
 
 // 64 along k: activations times both parts, onto tiles U and L.
-#define GATEUP_TILE_SPLIT(dot, U, L, A, pair)               \
-  do {                                                      \
-    _tile_loadd(A, in.codes + (pair) * 64 * R, 64); \
-    _tile_loadd(6, chunk.codes[2 * (pair)], 64);            \
-    dot(U, A, 6);                                           \
-    _tile_loadd(7, chunk.more[2 * (pair)], 64);             \
-    dot(L, A, 7);                                           \
-  } while (false)
+#define GATEUP_TILE_SPLIT(dot, U, L, A, x, codes, more)                                          \
+  __asm__ volatile("tileloadd (%0,%3,1), %%tmm" #A "\n\ttileloadd (%1,%3,1), %%tmm6\n\t" #dot    \
+                   " %%tmm6, %%tmm" #A ", %%tmm" #U "\n\ttileloadd (%2,%3,1), %%tmm7\n\t" #dot   \
+                   " %%tmm7, %%tmm" #A ", %%tmm" #L ::"r"(x),                                    \
+                   "r"(codes), "r"(more), "r"(64L)                                               \
+                   : "memory")
+#define GATEUP_TILE_ZERO(T) __asm__ volatile("tilezero %%tmm" #T ::: "memory")
 
-// total[r] (+)= upper · 2^shift + lower.
-template <Kind K, int R, bool First>
-GATEUP_INLINE void add_split(const i32* dots, __m512* total) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const __m512i upper = _mm512_slli_epi32(_mm512_load_si512(dots + kPanel * r), split_shift(K));
-    const __m512i sum = _mm512_add_epi32(upper, _mm512_load_si512(dots + kMostDots + kPanel * r));
-    const __m512 value = _mm512_cvtepi32_ps(sum);
-    total[r] = First ? value : _mm512_add_ps(total[r], value);
+constexpr int kTileRows = 16;
+
+// Sums of a super-block: upper and lower parts by turns, of 128 along k (Q6_K: of 64); then of the
+// minimums, whole numbers in float32.
+template <Kind K>
+struct SuperDots {
+  static constexpr int pairs = K == Kind::kSuper16 ? 4 : 2;
+  alignas(64) i32 split[2 * pairs][kMostDots];
+  alignas(64) float mins[has_min(K) ? kMostDots : kPanel];
+};
+
+// Pair of blocks `pair`, onto tiles 0 and 1 or 2 and 3.
+template <Kind K>
+GATEUP_INLINE void multiply_pair(const Chunk& chunk, const i8* codes, int pair, bool upper) {
+  const i8* x = codes + pair * 2 * kBlockK * kTileRows;
+  const u8* low = chunk.codes[2 * pair];
+  const u8* more = chunk.more[2 * pair];
+  if (K == Kind::kSuper16) {
+    if (upper) {
+      GATEUP_TILE_SPLIT(tdpbssd, 2, 3, 5, x, low, more);
+    } else {
+      GATEUP_TILE_SPLIT(tdpbssd, 0, 1, 4, x, low, more);
+    }
+  } else {
+    if (upper) {
+      GATEUP_TILE_SPLIT(tdpbsud, 2, 3, 5, x, low, more);
+    } else {
+      GATEUP_TILE_SPLIT(tdpbsud, 0, 1, 4, x, low, more);
+    }
   }
 }
 
-template <Kind K, int R>
-void tile_super_amx(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
+template <Kind K>
+GATEUP_INLINE void multiply_super(const Chunk& chunk, const TileInput& in, SuperDots<K>& dots) {
+  constexpr int run = K == Kind::kSuper16 ? 1 : 2;
+  for (int n = 0; n < 4; n += 2 * run) {
+    GATEUP_TILE_ZERO(0);
+    GATEUP_TILE_ZERO(1);
+    for (int i = 0; i < run; ++i) multiply_pair<K>(chunk, in.codes, n + i, false);
+    GATEUP_TILE_ZERO(2);
+    GATEUP_TILE_ZERO(3);
+    for (int i = run; i < 2 * run; ++i) multiply_pair<K>(chunk, in.codes, n + i, true);
+    i32(*to)[kMostDots] = dots.split + 2 * n / run;
+    GATEUP_TILE_STORE(0, to[0]);
+    GATEUP_TILE_STORE(1, to[1]);
+    GATEUP_TILE_STORE(2, to[2]);
+    GATEUP_TILE_STORE(3, to[3]);
+  }
+  if constexpr (has_min(K)) {
+    GATEUP_TILE_ZERO(0);
+    __asm__ volatile(
+        "tileloadd (%0,%2,1), %%tmm4\n\ttileloadd (%1,%2,1), %%tmm6\n\t"
+        "tdpbf16ps %%tmm6, %%tmm4, %%tmm0" ::"r"(in.parts),
+        "r"(chunk.pairs), "r"(64L)
+        : "memory");
+    GATEUP_TILE_STORE(0, dots.mins);
+  }
+}
+
+// As add_super, from the sums.
+template <Kind K>
+GATEUP_INLINE void add_dots(const Chunk& chunk, const TileInput& in, const SuperDots<K>& dots,
+                            float* acc) {
+  const __m512 d = _mm512_load_ps(chunk.d), dmin = _mm512_load_ps(chunk.dmin);
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) {
+    __m512 total;
+#pragma GCC unroll 4
+    for (int n = 0; n < dots.pairs; ++n) {
+      const __m512i upper = _mm512_load_si512(dots.split[2 * n] + kPanel * r);
+      const __m512i lower = _mm512_load_si512(dots.split[2 * n + 1] + kPanel * r);
+      const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(upper, split_shift(K)), lower);
+      const __m512 value = _mm512_cvtepi32_ps(sum);
+      total = n == 0 ? value : _mm512_add_ps(total, value);
+    }
+    const __m512 scale = _mm512_set1_ps(in.scale[r]);
+    __m512 sum = _mm512_load_ps(acc + kPanel * r);
+    sum = _mm512_fmadd_ps(total, _mm512_mul_ps(d, scale), sum);
+    if (has_min(K)) {
+      const __m512 mins = _mm512_load_ps(dots.mins + kPanel * r);
+      sum = _mm512_fmadd_ps(mins, _mm512_mul_ps(dmin, scale), sum);
+    }
+    _mm512_store_ps(acc + kPanel * r, sum);
+  }
+}
+
+// While one panel's sums are added up, the next one's are multiplied.
+template <Kind K>
+void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead* ahead,
                     float* acc) {
-  alignas(64) i32 dots[8][kMostDots];
-  __m512 total[R];
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  if constexpr (K != Kind::kSuper16) {
-    GATEUP_TILE_SPLIT(_tile_dpbsud, 0, 1, 4, 0);
-    GATEUP_TILE_SPLIT(_tile_dpbsud, 0, 1, 5, 1);
-    _tile_stored(0, dots[0], 64);
-    _tile_stored(1, dots[1], 64);
-    GATEUP_TILE_SPLIT(_tile_dpbsud, 2, 3, 4, 2);
-    GATEUP_TILE_SPLIT(_tile_dpbsud, 2, 3, 5, 3);
-    _tile_stored(2, dots[2], 64);
-    _tile_stored(3, dots[3], 64);
-  } else {
-    GATEUP_TILE_SPLIT(_tile_dpbssd, 0, 1, 4, 0);
-    _tile_stored(0, dots[0], 64);
-    _tile_stored(1, dots[1], 64);
-    GATEUP_TILE_SPLIT(_tile_dpbssd, 2, 3, 5, 1);
-    _tile_stored(2, dots[2], 64);
-    _tile_stored(3, dots[3], 64);
-    _tile_zero(0);
-    _tile_zero(1);
-    GATEUP_TILE_SPLIT(_tile_dpbssd, 0, 1, 4, 2);
-    _tile_stored(0, dots[4], 64);
-    _tile_stored(1, dots[5], 64);
-    _tile_zero(2);
-    _tile_zero(3);
-    GATEUP_TILE_SPLIT(_tile_dpbssd, 2, 3, 5, 3);
-    _tile_stored(2, dots[6], 64);
-    _tile_stored(3, dots[7], 64);
+  SuperDots<K> dots[2];
+  multiply_super<K>(chunks[0], in, dots[0]);
+  for (int p = 0; p < panels; ++p, acc += kMostDots) {
+    if (p + 1 < panels) multiply_super<K>(chunks[p + 1], in, dots[(p + 1) % 2]);
+    for (int b = 0; b < blocks; ++b) fetch_ahead<kTileRows>(ahead[p], in, blocks, b);
+    add_dots<K>(chunks[p], in, dots[p % 2], acc);
   }
-  for (int b = 0; b < 8; ++b) fetch_ahead<R>(ahead, in, blocks, b);
-  for (int b = 0; b < 16; ++b) _mm_prefetch(acc + (16 + b) * 16, _MM_HINT_T0);
-  add_split<K, R, true>(dots[0], total);
-  add_split<K, R, false>(dots[2], total);
-  if (K == Kind::kSuper16) {
-    add_split<K, R, false>(dots[4], total);
-    add_split<K, R, false>(dots[6], total);
-  }
-  add_super<K, 8>(chunk, in, 0, total, acc);
-  if constexpr (R == 16) add_super<K, 8>(chunk, in, 8, total + 8, acc + 8 * kPanel);
 }
 
 #undef GATEUP_TILE_SPLIT
+#undef GATEUP_TILE_STORE
+#undef GATEUP_TILE_ZERO
 
 }  // namespace
 }  // namespace gateup

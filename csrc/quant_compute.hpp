@@ -34,19 +34,17 @@ template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
 #if defined(__AMX_INT8__)
-  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
-  constexpr bool super = kFormats[F].super();
-  constexpr UnpackChunk tiles = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
-  // To cut Q6_K's weights in two takes 4 times as long as to unpack them: too long for 8 rows.
-  constexpr bool few = k == Kind::kSuper16;
-  return {{nullptr, nullptr, nullptr, few ? unpack : tiles, tiles},
-          {nullptr, nullptr, nullptr,
-           few     ? tile_product512<k, 8>
-           : super ? tile_super_amx<k, 8>
-                   : tile_blocks_amx<k, 8>,
-           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>},
-          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>,
-           kFormats[F].bits == 8 ? nullptr : stream512<F, 8>}};
+  if constexpr (kFormats[F].super()) {
+    return {{nullptr, nullptr, nullptr, nullptr, unpack_split<F>},
+            {nullptr, nullptr, nullptr, nullptr, tile_super_amx<k>},
+            {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>, stream512<F, 8>}};
+  } else {
+    constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kSigned>;
+    return {{nullptr, nullptr, nullptr, unpack, unpack},
+            {nullptr, nullptr, nullptr, tile_blocks_amx<k, 8>, tile_blocks_amx<k, 16>},
+            {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>,
+             kFormats[F].bits == 8 ? nullptr : stream512<F, 8>}};
+  }
 #elif defined(__AVX512VNNI__)
   constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
   return {{nullptr, nullptr, nullptr, unpack, unpack},
@@ -101,10 +99,9 @@ void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, 
     }
     for (i64 t = tile; t < last; ++t) {
       const TileInput rows = tile_input(in, f, t, block);
-      for (int p = 0; p < panels; ++p) {
-        ahead[p].x = rows.codes + (blocks * in.lead + blocks * in.lead / panels * p) * kBlockK;
-        product(chunks[p], rows, blocks, ahead[p], acc + ((t - tile) * panels + p) * tile_size);
-      }
+      const i64 codes = blocks * in.lead * kBlockK;
+      for (int p = 0; p < panels; ++p) ahead[p].x = rows.codes + codes + codes / panels * p;
+      product(chunks, panels, rows, blocks, ahead, acc + (t - tile) * panels * tile_size);
     }
   }
 }

@@ -134,12 +134,13 @@ void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict
 }
 
 template <Kind K, int R>
-void tile_product(const Chunk& chunk, const TileInput& in, int blocks, Ahead&, float* acc) {
-  for (int r = 0; r < R; ++r) {
+void tile_product(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead*,
+                  float* acc) {
+  for (int i = 0; i < panels * R; ++i, acc += kPanel) {
     if constexpr (K == Kind::kPlain || K == Kind::kMin) {
-      block_row<K>(chunk, in, r, blocks, acc + r * kPanel);
+      block_row<K>(chunks[i / R], in, i % R, blocks, acc);
     } else {
-      super_row<K>(chunk, in, r, acc + r * kPanel);
+      super_row<K>(chunks[i / R], in, i % R, acc);
     }
   }
 }

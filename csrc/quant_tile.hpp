@@ -18,6 +18,7 @@ struct alignas(64) Chunk {
   u8 more[kChunkBlocks][512];   // a second part of each weight (quant_amx.hpp)
   float scale[2 * kChunkBlocks][kPanel];
   float min[kChunkBlocks][kPanel];
+  u32 pairs[16][kPanel];  // K-quants' minimums as bfloat16, each twice; 8 rows of zeros (AMX)
   float d[kPanel], dmin[kPanel];  // of a super-block: its scale; its minimums' scale, negative
 };
 
@@ -41,6 +42,7 @@ struct TileInput {
   const float* scale;
   const float* sums;
   const i32* start;
+  const u16* parts;
   int lead;
   bool wide;  // codes of 8 bits, not of 6 at most
 };
@@ -49,8 +51,9 @@ GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 ti
   const i64 at = in.at(tile, block) * in.lead;
   const i32* start = f.has_min ? nullptr : in.starts[start_index(f.offset)];
   return {in.codes_at(tile, 0, block), in.scale + in.scale_at(tile, block) * in.lead,
-          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1), in.lead,
-          f.offset == 128};
+          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1),
+          in.parts == nullptr ? nullptr : in.parts + in.scale_at(tile, block) * in.lead * kPartK,
+          in.lead, f.offset == 128};
 }
 
 // What comes next, fetched a few lines at a block while tiles are multiplied: the packed weights of
@@ -64,9 +67,9 @@ struct Ahead {
 
 // Groups at `packed` -> `blocks` blocks of `chunk`; what lies `ahead` bytes further on is fetched.
 using UnpackChunk = void (*)(const u8* packed, int blocks, int ahead, Chunk& chunk);
-// acc [rows of the tile][16] += the tile's rows times the chunk's weights.
-using TileProduct = void (*)(const Chunk& chunk, const TileInput& in, int blocks, Ahead& ahead,
-                             float* acc);
+// acc [panel][rows of the tile][16] += the tile's rows times the chunks' weights, one a panel.
+using TileProduct = void (*)(const Chunk* chunks, int panels, const TileInput& in, int blocks,
+                             Ahead* ahead, float* acc);
 
 // What follows in memory's stream: a panel's end, and where the panel after it begins.
 struct Fetch {
