@@ -38,14 +38,18 @@ GATEUP_INLINE void tiles_end(int lead) {
   if (lead >= 8) _tile_release();
 }
 
-// A block's share of what comes next.
+// Block b's share of what comes next: weights, and panel p's of the next tile of rows, into the
+// first-level cache.
 template <int R>
-GATEUP_INLINE void fetch_ahead(Ahead& ahead, const TileInput& in, int blocks, int b) {
-  for (int i = 0; i < ahead.lines && ahead.weights < ahead.end; ++i, ahead.weights += 64) {
-    _mm_prefetch(ahead.weights, _MM_HINT_T1);
+GATEUP_INLINE void fetch_ahead(Ahead* ahead, int p, int panels, const TileInput& in, int blocks,
+                               int b) {
+  Ahead& a = ahead[p];
+  for (int i = 0; i < a.lines && a.weights < a.end; ++i, a.weights += 64) {
+    _mm_prefetch(a.weights, _MM_HINT_T1);
   }
-  for (int i = 0; i < ahead.x_lines; ++i, ahead.x += 64) _mm_prefetch(ahead.x, _MM_HINT_T0);
-  _mm_prefetch(in.scale + (blocks + b) * R, _MM_HINT_T0);
+  const int lines = R / 2 / panels;
+  const i8* x = in.codes + (blocks * R * kBlockK) + (p * blocks + b) * lines * 64;
+  for (int i = 0; i < lines; ++i) _mm_prefetch(x + 64 * i, _MM_HINT_T0);
 }
 
 // ---- a scale to a block -----------------------------------------------------------------------
@@ -97,41 +101,74 @@ GATEUP_INLINE void add_block(const Chunk& chunk, const TileInput& in, int b, con
   }
 }
 
-// Blocks [first, first + N). While one block's sums are added up, the next one's are on their way
-// to memory and the one after that is multiplied.
-template <Kind K, int R, int N>
-GATEUP_INLINE void tile_run(const Chunk& chunk, const TileInput& in, int first, int blocks,
-                            Ahead& ahead, float* acc) {
-  alignas(64) i32 dots[4][kMostDots];
+// 256 along k. While one block's sums are added up, the next one's are on their way to memory and
+// the one after that is multiplied: at the end those of the next product.
+template <Kind K, int R>
+GATEUP_INLINE void whole_chunk(const Chunk& chunk, const TileInput& in, const Chunk& next_chunk,
+                               const i8* next_x, Ahead* ahead, int p, int panels,
+                               i32 (*dots)[kMostDots], float* acc) {
   __m512 total[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
-#pragma GCC unroll 16
-  for (int b = -2; b < N; ++b) {
-    const int at = first + b + 2;
-    if (b + 2 < N) {
-      multiply_block<R>(b + 2, in.codes + at * R * kBlockK, chunk.codes[at]);
+#pragma GCC unroll 8
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    const int on = b + 2;
+    if (on < kChunkBlocks) {
+      multiply_block<R>(on, in.codes + on * R * kBlockK, chunk.codes[on]);
+    } else {
+      const int at = on - kChunkBlocks;
+      multiply_block<R>(on, next_x + at * R * kBlockK, next_chunk.codes[at]);
     }
-    if (b >= -1 && b + 1 < N) store_block(b + 1, dots[(b + 1) % 4]);
-    if (b < 0) continue;
-    fetch_ahead<R>(ahead, in, blocks, first + b);
-    add_block<K, R>(chunk, in, first + b, dots[b % 4], total);
+    store_block(b + 1, dots[(b + 1) % 4]);
+    fetch_ahead<R>(ahead, p, panels, in, kChunkBlocks, b);
+    _mm_prefetch(in.scale + (kChunkBlocks + b) * R, _MM_HINT_T0);
+    add_block<K, R>(chunk, in, b, dots[b % 4], total);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
+}
+
+// What is left at the end of k: an even number of blocks.
+template <Kind K, int R>
+GATEUP_INLINE void part_chunk(const Chunk& chunk, const TileInput& in, int blocks,
+                              i32 (*dots)[kMostDots], float* acc) {
+  __m512 total[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
+  for (int b = 0; b < blocks; b += 2) {
+    multiply_block<R>(0, in.codes + b * R * kBlockK, chunk.codes[b]);
+    multiply_block<R>(1, in.codes + (b + 1) * R * kBlockK, chunk.codes[b + 1]);
+    store_block(0, dots[0]);
+    store_block(1, dots[1]);
+    add_block<K, R>(chunk, in, b, dots[0], total);
+    add_block<K, R>(chunk, in, b + 1, dots[1], total);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
 }
 
 template <Kind K, int R>
-void tile_blocks_amx(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead* ahead,
-                     float* acc) {
-  for (int p = 0; p < panels; ++p, acc += R * kPanel) {
-    if (blocks == kChunkBlocks) {
-      tile_run<K, R, kChunkBlocks>(chunks[p], in, 0, blocks, ahead[p], acc);
-      continue;
+void tile_blocks_amx(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                     Ahead* ahead, float* acc) {
+  alignas(64) i32 dots[4][kMostDots];
+  TileInput rows = in;
+  if (blocks == kChunkBlocks) {
+    multiply_block<R>(0, rows.codes, chunks[0].codes[0]);
+    multiply_block<R>(1, rows.codes + R * kBlockK, chunks[0].codes[1]);
+    store_block(0, dots[0]);
+  }
+  for (i64 t = 0; t < tiles; ++t) {
+    const TileInput next = next_tile(rows, blocks, false);
+    for (int p = 0; p < panels; ++p, acc += R * kPanel) {
+      if (blocks != kChunkBlocks) {
+        part_chunk<K, R>(chunks[p], rows, blocks, dots, acc);
+        continue;
+      }
+      const bool last = p + 1 == panels;
+      const i8* x = !last || t + 1 == tiles ? rows.codes : next.codes;
+      whole_chunk<K, R>(chunks[p], rows, chunks[last ? 0 : p + 1], x, ahead, p, panels, dots, acc);
     }
-    for (int b = 0; b < blocks; b += 2) {
-      tile_run<K, R, 2>(chunks[p], in, b, blocks, ahead[p], acc);
-    }
+    rows = next;
   }
 }
 
@@ -320,16 +357,26 @@ GATEUP_INLINE void add_dots(const Chunk& chunk, const TileInput& in, const Super
   }
 }
 
-// While one panel's sums are added up, the next one's are multiplied.
+// While one product's sums are added up, the next one's are multiplied.
 template <Kind K>
-void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead* ahead,
-                    float* acc) {
+void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                    Ahead* ahead, float* acc) {
   SuperDots<K> dots[2];
-  multiply_super<K>(chunks[0], in, dots[0]);
-  for (int p = 0; p < panels; ++p, acc += kMostDots) {
-    if (p + 1 < panels) multiply_super<K>(chunks[p + 1], in, dots[(p + 1) % 2]);
-    for (int b = 0; b < blocks; ++b) fetch_ahead<kTileRows>(ahead[p], in, blocks, b);
-    add_dots<K>(chunks[p], in, dots[p % 2], acc);
+  TileInput rows = in;
+  int now = 0;
+  multiply_super<K>(chunks[0], rows, dots[now]);
+  for (i64 t = 0; t < tiles; ++t) {
+    const TileInput next = next_tile(rows, blocks, true);
+    for (int p = 0; p < panels; ++p, acc += kMostDots, now ^= 1) {
+      if (p + 1 < panels) {
+        multiply_super<K>(chunks[p + 1], rows, dots[now ^ 1]);
+      } else if (t + 1 < tiles) {
+        multiply_super<K>(chunks[0], next, dots[now ^ 1]);
+      }
+      for (int b = 0; b < blocks; ++b) fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, b);
+      add_dots<K>(chunks[p], rows, dots[now], acc);
+    }
+    rows = next;
   }
 }
 

@@ -234,14 +234,18 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
 
 // 8 rows at a time: their 8 integer and 8 float32 accumulators leave registers for the weights.
 template <Kind K, int R>
-void tile_product512(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead*,
-                     float* acc) {
+void tile_product512(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                     Ahead*, float* acc) {
+  constexpr bool super = K != Kind::kPlain && K != Kind::kMin;
   constexpr int step = R < 8 ? R : 8;
-  for (int first = 0; first < panels * R; first += step, acc += kPanel * step) {
-    if constexpr (K == Kind::kPlain || K == Kind::kMin) {
-      block_rows<K, step>(chunks[first / R], in, first % R, blocks, acc);
-    } else {
-      super_rows<K, step>(chunks[first / R], in, first % R, acc);
+  TileInput rows = in;
+  for (i64 t = 0; t < tiles; ++t, rows = next_tile(rows, blocks, super)) {
+    for (int first = 0; first < panels * R; first += step, acc += kPanel * step) {
+      if constexpr (super) {
+        super_rows<K, step>(chunks[first / R], rows, first % R, acc);
+      } else {
+        block_rows<K, step>(chunks[first / R], rows, first % R, blocks, acc);
+      }
     }
   }
 }

@@ -95,14 +95,10 @@ void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, 
     for (int p = 0; p < panels; ++p) {
       unpack(packed + p * apart, blocks, alone ? far : near, chunks[p]);
       const u8* next = more ? packed + p * apart + chunk_bytes : w.data + (panel + panels + p) * apart;
-      ahead[p] = {next, alone ? next : next + chunk_bytes, static_cast<int>(lines), nullptr, in.lead / 2 / panels};
+      ahead[p] = {next, alone ? next : next + chunk_bytes, static_cast<int>(lines)};
     }
-    for (i64 t = tile; t < last; ++t) {
-      const TileInput rows = tile_input(in, f, t, block);
-      const i64 codes = blocks * in.lead * kBlockK;
-      for (int p = 0; p < panels; ++p) ahead[p].x = rows.codes + codes + codes / panels * p;
-      product(chunks, panels, rows, blocks, ahead, acc + (t - tile) * panels * tile_size);
-    }
+    const TileInput rows = tile_input(in, f, tile, block);
+    product(chunks, panels, rows, last - tile, blocks, ahead, acc);
   }
 }
 

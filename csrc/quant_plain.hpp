@@ -134,13 +134,17 @@ void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict
 }
 
 template <Kind K, int R>
-void tile_product(const Chunk* chunks, int panels, const TileInput& in, int blocks, Ahead*,
-                  float* acc) {
-  for (int i = 0; i < panels * R; ++i, acc += kPanel) {
-    if constexpr (K == Kind::kPlain || K == Kind::kMin) {
-      block_row<K>(chunks[i / R], in, i % R, blocks, acc);
-    } else {
-      super_row<K>(chunks[i / R], in, i % R, acc);
+void tile_product(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                  Ahead*, float* acc) {
+  constexpr bool super = K != Kind::kPlain && K != Kind::kMin;
+  TileInput rows = in;
+  for (i64 t = 0; t < tiles; ++t, rows = next_tile(rows, blocks, super)) {
+    for (int i = 0; i < panels * R; ++i, acc += kPanel) {
+      if constexpr (super) {
+        super_row<K>(chunks[i / R], rows, i % R, acc);
+      } else {
+        block_row<K>(chunks[i / R], rows, i % R, blocks, acc);
+      }
     }
   }
 }

@@ -56,20 +56,30 @@ GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 ti
           in.lead, f.offset == 128};
 }
 
-// What comes next, fetched a few lines at a block while tiles are multiplied: the packed weights of
-// the panel's next chunk into the second-level cache, the next tile of rows into the first.
+// The packed weights of a panel's next chunk: fetched into the second-level cache, a few lines at a
+// block, while tiles are multiplied.
 struct Ahead {
   const u8 *weights, *end;  // what is left of them
-  int lines;                // of weights, to a block
-  const i8* x;
-  int x_lines;
+  int lines;                // to a block
 };
+
+// The same for the tile after it: within a chunk one follows the other.
+GATEUP_INLINE TileInput next_tile(const TileInput& in, int blocks, bool super) {
+  TileInput next = in;
+  next.codes += blocks * in.lead * kBlockK;
+  next.scale += (super ? 1 : blocks) * in.lead;
+  next.sums += blocks * in.lead;
+  if (in.start != nullptr) next.start += blocks * in.lead * (super ? 2 : 1);
+  if (in.parts != nullptr) next.parts += in.lead * kPartK;
+  return next;
+}
 
 // Groups at `packed` -> `blocks` blocks of `chunk`; what lies `ahead` bytes further on is fetched.
 using UnpackChunk = void (*)(const u8* packed, int blocks, int ahead, Chunk& chunk);
-// acc [panel][rows of the tile][16] += the tile's rows times the chunks' weights, one a panel.
-using TileProduct = void (*)(const Chunk* chunks, int panels, const TileInput& in, int blocks,
-                             Ahead* ahead, float* acc);
+// acc [tile][panel][rows of the tile][16] += tiles of rows, of which `in` is the first, times the
+// chunks' weights, one a panel.
+using TileProduct = void (*)(const Chunk* chunks, int panels, const TileInput& in, i64 tiles,
+                             int blocks, Ahead* ahead, float* acc);
 
 // What follows in memory's stream: a panel's end, and where the panel after it begins.
 struct Fetch {
