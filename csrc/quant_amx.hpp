@@ -303,40 +303,13 @@ GATEUP_INLINE void multiply_pair(const Chunk& chunk, const i8* codes, int pair, 
   }
 }
 
-template <Kind K>
-GATEUP_INLINE void multiply_super(const Chunk& chunk, const TileInput& in, SuperDots<K>& dots) {
-  constexpr int run = K == Kind::kSuper16 ? 1 : 2;
-  for (int n = 0; n < 4; n += 2 * run) {
-    GATEUP_TILE_ZERO(0);
-    GATEUP_TILE_ZERO(1);
-    for (int i = 0; i < run; ++i) multiply_pair<K>(chunk, in.codes, n + i, false);
-    GATEUP_TILE_ZERO(2);
-    GATEUP_TILE_ZERO(3);
-    for (int i = run; i < 2 * run; ++i) multiply_pair<K>(chunk, in.codes, n + i, true);
-    i32(*to)[kMostDots] = dots.split + 2 * n / run;
-    GATEUP_TILE_STORE(0, to[0]);
-    GATEUP_TILE_STORE(1, to[1]);
-    GATEUP_TILE_STORE(2, to[2]);
-    GATEUP_TILE_STORE(3, to[3]);
-  }
-  if constexpr (has_min(K)) {
-    GATEUP_TILE_ZERO(0);
-    __asm__ volatile(
-        "tileloadd (%0,%2,1), %%tmm4\n\ttileloadd (%1,%2,1), %%tmm6\n\t"
-        "tdpbf16ps %%tmm6, %%tmm4, %%tmm0" ::"r"(in.parts),
-        "r"(chunk.pairs), "r"(64L)
-        : "memory");
-    GATEUP_TILE_STORE(0, dots.mins);
-  }
-}
-
-// As add_super, from the sums.
+// Rows [4·quarter, 4·quarter + 4); as add_super, from the sums.
 template <Kind K>
 GATEUP_INLINE void add_dots(const Chunk& chunk, const TileInput& in, const SuperDots<K>& dots,
-                            float* acc) {
+                            int quarter, float* acc) {
   const __m512 d = _mm512_load_ps(chunk.d), dmin = _mm512_load_ps(chunk.dmin);
-#pragma GCC unroll 16
-  for (int r = 0; r < kTileRows; ++r) {
+#pragma GCC unroll 4
+  for (int r = 4 * quarter; r < 4 * quarter + 4; ++r) {
     __m512 total;
 #pragma GCC unroll 4
     for (int n = 0; n < dots.pairs; ++n) {
@@ -357,6 +330,59 @@ GATEUP_INLINE void add_dots(const Chunk& chunk, const TileInput& in, const Super
   }
 }
 
+// A super-block's sums into `dots`, in four steps; `between` is called after each.
+template <Kind K, class Between>
+GATEUP_INLINE void multiply_super(const Chunk& chunk, const TileInput& in, SuperDots<K>& dots,
+                                  Between between) {
+  GATEUP_TILE_ZERO(0);
+  GATEUP_TILE_ZERO(1);
+  multiply_pair<K>(chunk, in.codes, 0, false);
+  between(0);
+  GATEUP_TILE_ZERO(2);
+  GATEUP_TILE_ZERO(3);
+  if constexpr (K == Kind::kSuper16) {
+    multiply_pair<K>(chunk, in.codes, 1, true);
+    GATEUP_TILE_STORE(0, dots.split[0]);
+    GATEUP_TILE_STORE(1, dots.split[1]);
+    between(1);
+    GATEUP_TILE_ZERO(0);
+    GATEUP_TILE_ZERO(1);
+    multiply_pair<K>(chunk, in.codes, 2, false);
+    GATEUP_TILE_STORE(2, dots.split[2]);
+    GATEUP_TILE_STORE(3, dots.split[3]);
+    between(2);
+    GATEUP_TILE_ZERO(2);
+    GATEUP_TILE_ZERO(3);
+    multiply_pair<K>(chunk, in.codes, 3, true);
+    GATEUP_TILE_STORE(0, dots.split[4]);
+    GATEUP_TILE_STORE(1, dots.split[5]);
+    between(3);
+    GATEUP_TILE_STORE(2, dots.split[6]);
+    GATEUP_TILE_STORE(3, dots.split[7]);
+    return;
+  }
+  // No tile is wanted twice in a row: a product waits 50 cycles for the one before it.
+  multiply_pair<K>(chunk, in.codes, 2, true);
+  between(1);
+  multiply_pair<K>(chunk, in.codes, 1, false);
+  between(2);
+  multiply_pair<K>(chunk, in.codes, 3, true);
+  GATEUP_TILE_STORE(0, dots.split[0]);
+  GATEUP_TILE_STORE(1, dots.split[1]);
+  if constexpr (has_min(K)) {
+    GATEUP_TILE_ZERO(0);
+    __asm__ volatile(
+        "tileloadd (%0,%2,1), %%tmm4\n\ttileloadd (%1,%2,1), %%tmm6\n\t"
+        "tdpbf16ps %%tmm6, %%tmm4, %%tmm0" ::"r"(in.parts),
+        "r"(chunk.pairs), "r"(64L)
+        : "memory");
+  }
+  between(3);
+  GATEUP_TILE_STORE(2, dots.split[2]);
+  GATEUP_TILE_STORE(3, dots.split[3]);
+  if constexpr (has_min(K)) GATEUP_TILE_STORE(0, dots.mins);
+}
+
 // While one product's sums are added up, the next one's are multiplied.
 template <Kind K>
 void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
@@ -364,17 +390,18 @@ void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, i64 ti
   SuperDots<K> dots[2];
   TileInput rows = in;
   int now = 0;
-  multiply_super<K>(chunks[0], rows, dots[now]);
+  multiply_super<K>(chunks[0], rows, dots[now], [](int) {});
   for (i64 t = 0; t < tiles; ++t) {
     const TileInput next = next_tile(rows, blocks, true);
     for (int p = 0; p < panels; ++p, acc += kMostDots, now ^= 1) {
-      if (p + 1 < panels) {
-        multiply_super<K>(chunks[p + 1], rows, dots[now ^ 1]);
-      } else if (t + 1 < tiles) {
-        multiply_super<K>(chunks[0], next, dots[now ^ 1]);
-      }
-      for (int b = 0; b < blocks; ++b) fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, b);
-      add_dots<K>(chunks[p], rows, dots[now], acc);
+      const bool last = p + 1 == panels;
+      // After the last product it is multiplied once more, for nothing.
+      const TileInput& x = !last || t + 1 == tiles ? rows : next;
+      multiply_super<K>(chunks[last ? 0 : p + 1], x, dots[now ^ 1], [&](int quarter) {
+        fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter);
+        fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter + 1);
+        add_dots<K>(chunks[p], rows, dots[now], quarter, acc);
+      });
     }
     rows = next;
   }
