@@ -102,7 +102,7 @@ GATEUP_INLINE void add_block(const Chunk& chunk, const TileInput& in, int b, con
 }
 
 // 256 along k. While one block's sums are added up, the next one's are on their way to memory and
-// the one after that is multiplied: at the end those of the next product.
+// the one after that is multiplied: at the end those of the next product, if there is any.
 template <Kind K, int R>
 GATEUP_INLINE void whole_chunk(const Chunk& chunk, const TileInput& in, const Chunk& next_chunk,
                                const i8* next_x, Ahead* ahead, int p, int panels,
@@ -112,14 +112,13 @@ GATEUP_INLINE void whole_chunk(const Chunk& chunk, const TileInput& in, const Ch
   for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
 #pragma GCC unroll 8
   for (int b = 0; b < kChunkBlocks; ++b) {
-    const int on = b + 2;
+    const int on = b + 2, at = on - kChunkBlocks;
     if (on < kChunkBlocks) {
       multiply_block<R>(on, in.codes + on * R * kBlockK, chunk.codes[on]);
-    } else {
-      const int at = on - kChunkBlocks;
+    } else if (next_x != nullptr) {
       multiply_block<R>(on, next_x + at * R * kBlockK, next_chunk.codes[at]);
     }
-    store_block(b + 1, dots[(b + 1) % 4]);
+    if (b + 1 < kChunkBlocks || next_x != nullptr) store_block(b + 1, dots[(b + 1) % 4]);
     fetch_ahead<R>(ahead, p, panels, in, kChunkBlocks, b);
     _mm_prefetch(in.scale + (kChunkBlocks + b) * R, _MM_HINT_T0);
     add_block<K, R>(chunk, in, b, dots[b % 4], total);
@@ -165,7 +164,7 @@ void tile_blocks_amx(const Chunk* chunks, int panels, const TileInput& in, i64 t
         continue;
       }
       const bool last = p + 1 == panels;
-      const i8* x = !last || t + 1 == tiles ? rows.codes : next.codes;
+      const i8* x = !last ? rows.codes : t + 1 < tiles ? next.codes : nullptr;
       whole_chunk<K, R>(chunks[p], rows, chunks[last ? 0 : p + 1], x, ahead, p, panels, dots, acc);
     }
     rows = next;
@@ -394,14 +393,17 @@ void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, i64 ti
   for (i64 t = 0; t < tiles; ++t) {
     const TileInput next = next_tile(rows, blocks, true);
     for (int p = 0; p < panels; ++p, acc += kMostDots, now ^= 1) {
-      const bool last = p + 1 == panels;
-      // After the last product it is multiplied once more, for nothing.
-      const TileInput& x = !last || t + 1 == tiles ? rows : next;
-      multiply_super<K>(chunks[last ? 0 : p + 1], x, dots[now ^ 1], [&](int quarter) {
+      const auto add = [&](int quarter) {
         fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter);
         fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter + 1);
         add_dots<K>(chunks[p], rows, dots[now], quarter, acc);
-      });
+      };
+      const bool last = p + 1 == panels;
+      if (last && t + 1 == tiles) {
+        for (int quarter = 0; quarter < 4; ++quarter) add(quarter);
+      } else {
+        multiply_super<K>(chunks[last ? 0 : p + 1], last ? next : rows, dots[now ^ 1], add);
+      }
     }
     rows = next;
   }
