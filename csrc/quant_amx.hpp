@@ -1,9 +1,12 @@
-// The quantised kernels with AMX: a tile of 8 or 16 rows times 16 columns takes 32 or 64 along k in one
+// The quantised kernels with AMX: a tile of 16 rows times 16 columns takes 32 or 64 along k in one
 // instruction. Its int32 results pass through memory to the vector registers, where the float32
 // part is that of quant_avx512.hpp: the same bits.
 //
-// That detour is what costs, so K-quants take it seldom: their scales are whole numbers and are
-// multiplied into the weights, which are then too wide for a byte and go in two parts.
+// Vector instructions are what costs: while tiles are in use a core does one of 512 bits a cycle
+// instead of two (48 of them take 26 cycles alone, 52 beside nothing more than a `tilezero`), and a
+// scale every 32 weights asks for three a row of results. So K-quants' scales, whole numbers, are
+// multiplied into the weights, which are then too wide for a byte and go in two parts; and their
+// minimums are multiplied with the activations' sums by bfloat16 tiles, exactly.
 #pragma once
 
 #include <immintrin.h>
@@ -14,41 +17,36 @@
 namespace gateup {
 namespace {
 
-constexpr int kMostDots = 16 * kPanel;  // int32 in a result
+constexpr int kTileRows = 16;
+constexpr int kMostDots = kTileRows * kPanel;  // int32 in a result
 
-// Tiles 0-3: results [rows][16] int32; 4-5: activations [rows][k]; 6-7: weights [k / 4][16][4].
-constexpr TileConfig tile_config(int rows, int k) {
+// Tiles 0-3: results [16][16] int32; 4-5: activations [16][k]; 6-7: weights [k / 4][16][4].
+constexpr TileConfig tile_config(int k) {
   TileConfig c{};
   for (int i = 0; i < 8; ++i) {
     const bool weights = i >= 6, result = i < 4;
-    c.rows[i] = static_cast<u8>(weights ? k / 4 : rows);
+    c.rows[i] = static_cast<u8>(weights ? k / 4 : kTileRows);
     c.row_bytes[i] = static_cast<std::uint16_t>(weights || result ? 64 : k);
   }
   return c;
 }
 
-constexpr TileConfig kTileConfigs[2][2] = {{tile_config(8, 32), tile_config(8, 64)},
-                                           {tile_config(16, 32), tile_config(16, 64)}};
+constexpr TileConfig kTileConfigs[2] = {tile_config(32), tile_config(64)};
 
 // The thread's tiles hold the shapes for weights of this format until tiles_end.
-GATEUP_INLINE void tiles_begin(const QuantFormat& f, int lead) {
-  if (lead >= 8) _tile_loadconfig(&kTileConfigs[lead == 16][f.super()]);
-}
-GATEUP_INLINE void tiles_end(int lead) {
-  if (lead >= 8) _tile_release();
-}
+GATEUP_INLINE void tiles_begin(const QuantFormat& f) { _tile_loadconfig(&kTileConfigs[f.super()]); }
+GATEUP_INLINE void tiles_end() { _tile_release(); }
 
 // Block b's share of what comes next: weights, and panel p's of the next tile of rows, into the
 // first-level cache.
-template <int R>
 GATEUP_INLINE void fetch_ahead(Ahead* ahead, int p, int panels, const TileInput& in, int blocks,
                                int b) {
   Ahead& a = ahead[p];
   for (int i = 0; i < a.lines && a.weights < a.end; ++i, a.weights += 64) {
     _mm_prefetch(a.weights, _MM_HINT_T1);
   }
-  const int lines = R / 2 / panels;
-  const i8* x = in.codes + (blocks * R * kBlockK) + (p * blocks + b) * lines * 64;
+  const int lines = kTileRows / 2 / panels;
+  const i8* x = in.codes + (blocks * kTileRows * kBlockK) + (p * blocks + b) * lines * 64;
   for (int i = 0; i < lines; ++i) _mm_prefetch(x + 64 * i, _MM_HINT_T0);
 }
 
@@ -66,7 +64,6 @@ GATEUP_INLINE void fetch_ahead(Ahead* ahead, int p, int panels, const TileInput&
 
 // Block b in a step of its own: its products go to tile b % 4, and two blocks later its sums from
 // there to memory.
-template <int R>
 GATEUP_INLINE void multiply_block(int b, const i8* x, const u8* codes) {
   switch (b % 4) {
     case 0: GATEUP_TILE_DOT(0, 4, 6, x, codes); break;
@@ -86,14 +83,14 @@ GATEUP_INLINE void store_block(int b, i32* dot) {
 }
 
 // total[r] += one block's products, and its minimums.
-template <Kind K, int R>
+template <Kind K>
 GATEUP_INLINE void add_block(const Chunk& chunk, const TileInput& in, int b, const i32* dot,
                              __m512* total) {
   const __m512 w = _mm512_load_ps(chunk.scale[b]), m = _mm512_load_ps(chunk.min[b]);
-  const float* scale = in.scale + b * R;
-  const float* sums = in.sums + b * R;
+  const float* scale = in.scale + b * kTileRows;
+  const float* sums = in.sums + b * kTileRows;
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < kTileRows; ++r) {
     const __m512 factor = _mm512_mul_ps(w, _mm512_set1_ps(scale[r]));
     const __m512 value = _mm512_cvtepi32_ps(_mm512_load_si512(dot + kPanel * r));
     total[r] = _mm512_fmadd_ps(value, factor, total[r]);
@@ -103,69 +100,69 @@ GATEUP_INLINE void add_block(const Chunk& chunk, const TileInput& in, int b, con
 
 // 256 along k. While one block's sums are added up, the next one's are on their way to memory and
 // the one after that is multiplied: at the end those of the next product, if there is any.
-template <Kind K, int R>
+template <Kind K>
 GATEUP_INLINE void whole_chunk(const Chunk& chunk, const TileInput& in, const Chunk& next_chunk,
                                const i8* next_x, Ahead* ahead, int p, int panels,
                                i32 (*dots)[kMostDots], float* acc) {
-  __m512 total[R];
+  __m512 total[kTileRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
+  for (int r = 0; r < kTileRows; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
 #pragma GCC unroll 8
   for (int b = 0; b < kChunkBlocks; ++b) {
     const int on = b + 2, at = on - kChunkBlocks;
     if (on < kChunkBlocks) {
-      multiply_block<R>(on, in.codes + on * R * kBlockK, chunk.codes[on]);
+      multiply_block(on, in.codes + on * kTileRows * kBlockK, chunk.codes[on]);
     } else if (next_x != nullptr) {
-      multiply_block<R>(on, next_x + at * R * kBlockK, next_chunk.codes[at]);
+      multiply_block(on, next_x + at * kTileRows * kBlockK, next_chunk.codes[at]);
     }
     if (b + 1 < kChunkBlocks || next_x != nullptr) store_block(b + 1, dots[(b + 1) % 4]);
-    fetch_ahead<R>(ahead, p, panels, in, kChunkBlocks, b);
-    _mm_prefetch(in.scale + (kChunkBlocks + b) * R, _MM_HINT_T0);
-    add_block<K, R>(chunk, in, b, dots[b % 4], total);
+    fetch_ahead(ahead, p, panels, in, kChunkBlocks, b);
+    _mm_prefetch(in.scale + (kChunkBlocks + b) * kTileRows, _MM_HINT_T0);
+    add_block<K>(chunk, in, b, dots[b % 4], total);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
+  for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
 }
 
 // What is left at the end of k: an even number of blocks.
-template <Kind K, int R>
+template <Kind K>
 GATEUP_INLINE void part_chunk(const Chunk& chunk, const TileInput& in, int blocks,
                               i32 (*dots)[kMostDots], float* acc) {
-  __m512 total[R];
+  __m512 total[kTileRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
+  for (int r = 0; r < kTileRows; ++r) total[r] = _mm512_load_ps(acc + kPanel * r);
   for (int b = 0; b < blocks; b += 2) {
-    multiply_block<R>(0, in.codes + b * R * kBlockK, chunk.codes[b]);
-    multiply_block<R>(1, in.codes + (b + 1) * R * kBlockK, chunk.codes[b + 1]);
+    multiply_block(0, in.codes + b * kTileRows * kBlockK, chunk.codes[b]);
+    multiply_block(1, in.codes + (b + 1) * kTileRows * kBlockK, chunk.codes[b + 1]);
     store_block(0, dots[0]);
     store_block(1, dots[1]);
-    add_block<K, R>(chunk, in, b, dots[0], total);
-    add_block<K, R>(chunk, in, b + 1, dots[1], total);
+    add_block<K>(chunk, in, b, dots[0], total);
+    add_block<K>(chunk, in, b + 1, dots[1], total);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
+  for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(acc + kPanel * r, total[r]);
 }
 
-template <Kind K, int R>
+template <Kind K>
 void tile_blocks_amx(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
                      Ahead* ahead, float* acc) {
   alignas(64) i32 dots[4][kMostDots];
   TileInput rows = in;
   if (blocks == kChunkBlocks) {
-    multiply_block<R>(0, rows.codes, chunks[0].codes[0]);
-    multiply_block<R>(1, rows.codes + R * kBlockK, chunks[0].codes[1]);
+    multiply_block(0, rows.codes, chunks[0].codes[0]);
+    multiply_block(1, rows.codes + kTileRows * kBlockK, chunks[0].codes[1]);
     store_block(0, dots[0]);
   }
   for (i64 t = 0; t < tiles; ++t) {
     const TileInput next = next_tile(rows, blocks, false);
-    for (int p = 0; p < panels; ++p, acc += R * kPanel) {
+    for (int p = 0; p < panels; ++p, acc += kTileRows * kPanel) {
       if (blocks != kChunkBlocks) {
-        part_chunk<K, R>(chunks[p], rows, blocks, dots, acc);
+        part_chunk<K>(chunks[p], rows, blocks, dots, acc);
         continue;
       }
       const bool last = p + 1 == panels;
       const i8* x = !last ? rows.codes : t + 1 < tiles ? next.codes : nullptr;
-      whole_chunk<K, R>(chunks[p], rows, chunks[last ? 0 : p + 1], x, ahead, p, panels, dots, acc);
+      whole_chunk<K>(chunks[p], rows, chunks[last ? 0 : p + 1], x, ahead, p, panels, dots, acc);
     }
     rows = next;
   }
@@ -269,8 +266,6 @@ void unpack_split(const u8* packed, int blocks, int ahead, Chunk& chunk) {
                    "r"(codes), "r"(more), "r"(64L)                                               \
                    : "memory")
 #define GATEUP_TILE_ZERO(T) __asm__ volatile("tilezero %%tmm" #T ::: "memory")
-
-constexpr int kTileRows = 16;
 
 // Sums of a super-block: upper and lower parts by turns, of 128 along k (Q6_K: of 64); then of the
 // minimums, whole numbers in float32.
@@ -394,8 +389,8 @@ void tile_super_amx(const Chunk* chunks, int panels, const TileInput& in, i64 ti
     const TileInput next = next_tile(rows, blocks, true);
     for (int p = 0; p < panels; ++p, acc += kMostDots, now ^= 1) {
       const auto add = [&](int quarter) {
-        fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter);
-        fetch_ahead<kTileRows>(ahead, p, panels, rows, blocks, 2 * quarter + 1);
+        fetch_ahead(ahead, p, panels, rows, blocks, 2 * quarter);
+        fetch_ahead(ahead, p, panels, rows, blocks, 2 * quarter + 1);
         add_dots<K>(chunks[p], rows, dots[now], quarter, acc);
       };
       const bool last = p + 1 == panels;

@@ -9,13 +9,6 @@
 namespace gateup {
 namespace {
 
-// Bytes ahead of those being unpacked. Fetched all at once, a group's 37 lines would fill the 16
-// places of a core for lines under way and hold up what comes next, so each block fetches a part;
-// and the farther ahead, the less of it the processor's own fetching has under way already. With one
-// row, in GB/s of a thread that can read 14: Q4_K 10.1 without, 10.2 with 4096 at once, 12.3 with
-// 2048 in parts; Q8_0 10.6, 13.8 with 4096, 13.2 with 2048. Fewer than 8 rows: quant_stream.hpp.
-constexpr int ahead(const QuantFormat& f) { return f.bits == 8 ? 4096 : 2048; }
-
 // What becomes of codes on the way: as they are for VNNI, or made signed for AMX, whose dot
 // products then need no start.
 enum class Codes { kUnsigned, kSigned };
@@ -233,18 +226,18 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
 }
 
 // 8 rows at a time: their 8 integer and 8 float32 accumulators leave registers for the weights.
-template <Kind K, int R>
+template <Kind K>
 void tile_product512(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
                      Ahead*, float* acc) {
   constexpr bool super = K != Kind::kPlain && K != Kind::kMin;
-  constexpr int step = R < 8 ? R : 8;
+  constexpr int rows_of = 16, step = 8;
   TileInput rows = in;
   for (i64 t = 0; t < tiles; ++t, rows = next_tile(rows, blocks, super)) {
-    for (int first = 0; first < panels * R; first += step, acc += kPanel * step) {
+    for (int first = 0; first < panels * rows_of; first += step, acc += kPanel * step) {
       if constexpr (super) {
-        super_rows<K, step>(chunks[first / R], rows, first % R, acc);
+        super_rows<K, step>(chunks[first / rows_of], rows, first % rows_of, acc);
       } else {
-        block_rows<K, step>(chunks[first / R], rows, first % R, blocks, acc);
+        block_rows<K, step>(chunks[first / rows_of], rows, first % rows_of, blocks, acc);
       }
     }
   }

@@ -114,7 +114,8 @@ GATEUP_INLINE Input make_input(u8* memory, bool super, int terms, i64 rows, i64 
   in.scale = reinterpret_cast<float*>(carve(memory, padded * in.blocks / (super ? kChunkBlocks : 1) * 4));
   in.sums = reinterpret_cast<float*>(carve(memory, padded * in.blocks * 4));
   if (kSumsInParts && super && in.lead == 16 && (wants & kWantSums) != 0) {
-    in.parts = reinterpret_cast<u16*>(carve(memory, padded * in.blocks / kChunkBlocks * 2 * kPartK));
+    const i64 numbers = padded * in.blocks / kChunkBlocks * kPartK;
+    in.parts = reinterpret_cast<u16*>(carve(memory, numbers * 2));
   }
   for (int i = 0; i < kStarts; ++i) {
     if ((wants >> i & 1) == 0) continue;
