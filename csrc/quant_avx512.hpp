@@ -9,13 +9,6 @@
 namespace gateup {
 namespace {
 
-// Bytes ahead of those being unpacked. Fetched all at once, a group's 37 lines would fill the 16
-// places of a core for lines under way and hold up what comes next, so each block fetches a part;
-// and the farther ahead, the less of it the processor's own fetching has under way already. With one
-// row, in GB/s of a thread that can read 14: Q4_K 10.1 without, 10.2 with 4096 at once, 12.3 with
-// 2048 in parts; Q8_0 10.6, 13.8 with 4096, 13.2 with 2048. Fewer than 8 rows: quant_stream.hpp.
-constexpr int ahead(const QuantFormat& f) { return f.bits == 8 ? 4096 : 2048; }
-
 // What becomes of codes on the way: as they are for VNNI, or made signed for AMX, whose dot
 // products then need no start.
 enum class Codes { kUnsigned, kSigned };
@@ -73,11 +66,11 @@ GATEUP_INLINE void unpack_block(const u8* low, const u8* high, __m512i table, Si
 
 // Block b of a group: sink(g, codes), while what will be read is fetched.
 template <int F, Codes S, class Sink>
-GATEUP_INLINE void unpack_ahead(const u8* group, int b, Sink sink) {
+GATEUP_INLINE void unpack_ahead(const u8* group, int b, int ahead, Sink sink) {
   constexpr QuantFormat f = kFormats[F];
   constexpr int part = f.group_bytes() / 64 / f.blocks() * 64;
   const int end = b + 1 < f.blocks() ? (b + 1) * part : f.group_bytes();
-  for (int i = b * part; i < end; i += 64) _mm_prefetch(group + ahead(f) + i, _MM_HINT_T0);
+  for (int i = b * part; i < end; i += 64) _mm_prefetch(group + ahead + i, _MM_HINT_T0);
   unpack_block<F, S>(group + b * f.code_bytes(), group + f.high_at() + b * f.high_bytes(),
                      finishing_table<F, S>(), sink);
 }
@@ -121,12 +114,12 @@ GATEUP_INLINE void unpack_scales512(const u8* group, int first, Chunk& chunk) {
 }
 
 template <int F, Codes S>
-void unpack_chunk512(const u8* packed, int blocks, Chunk& chunk) {
+void unpack_chunk512(const u8* packed, int blocks, int ahead, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   for (int first = 0; first < blocks; first += f.blocks(), packed += f.group_bytes()) {
     for (int b = 0; b < f.blocks(); ++b) {
       u8* out = chunk.codes[first + b];
-      unpack_ahead<F, S>(packed, b, [out](int g, __m512i codes) {
+      unpack_ahead<F, S>(packed, b, ahead, [out](int g, __m512i codes) {
         _mm512_store_si512(out + 64 * g, codes);
       });
     }
@@ -233,14 +226,19 @@ GATEUP_INLINE void super_rows(const Chunk& chunk, const TileInput& in, int first
 }
 
 // 8 rows at a time: their 8 integer and 8 float32 accumulators leave registers for the weights.
-template <Kind K, int R>
-void tile_product512(const Chunk& chunk, const TileInput& in, int blocks, float* acc) {
-  constexpr int step = R < 8 ? R : 8;
-  for (int first = 0; first < R; first += step) {
-    if constexpr (K == Kind::kPlain || K == Kind::kMin) {
-      block_rows<K, step>(chunk, in, first, blocks, acc + kPanel * first);
-    } else {
-      super_rows<K, step>(chunk, in, first, acc + kPanel * first);
+template <Kind K>
+void tile_product512(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                     Ahead*, float* acc) {
+  constexpr bool super = K != Kind::kPlain && K != Kind::kMin;
+  constexpr int rows_of = 16, step = 8;
+  TileInput rows = in;
+  for (i64 t = 0; t < tiles; ++t, rows = next_tile(rows, blocks, super)) {
+    for (int first = 0; first < panels * rows_of; first += step, acc += kPanel * step) {
+      if constexpr (super) {
+        super_rows<K, step>(chunks[first / rows_of], rows, first % rows_of, acc);
+      } else {
+        block_rows<K, step>(chunks[first / rows_of], rows, first % rows_of, blocks, acc);
+      }
     }
   }
 }

@@ -34,23 +34,15 @@ template <int F>
 constexpr FormatKernels kernels_of() {
   constexpr Kind k = kind_of(kFormats[F]);
 #if defined(__AMX_INT8__)
-  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
   constexpr bool super = kFormats[F].super();
-  constexpr UnpackChunk tiles = super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>;
-  // To cut Q6_K's weights in two takes 4 times as long as to unpack them: too long for 8 rows.
-  constexpr bool few = k == Kind::kSuper16;
-  return {{nullptr, nullptr, nullptr, few ? unpack : tiles, tiles},
-          {nullptr, nullptr, nullptr,
-           few     ? tile_product512<k, 8>
-           : super ? tile_super_amx<k, 8>
-                   : tile_blocks_amx<k, 8>,
-           super ? tile_super_amx<k, 16> : tile_blocks_amx<k, 16>},
-          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>}};
+  return {{nullptr, nullptr, nullptr, nullptr,
+           super ? unpack_split<F> : unpack_chunk512<F, Codes::kSigned>},
+          {nullptr, nullptr, nullptr, nullptr, super ? tile_super_amx<k> : tile_blocks_amx<k>},
+          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>, stream512<F, 8>}};
 #elif defined(__AVX512VNNI__)
-  constexpr UnpackChunk unpack = unpack_chunk512<F, Codes::kUnsigned>;
-  return {{nullptr, nullptr, nullptr, unpack, unpack},
-          {nullptr, nullptr, nullptr, tile_product512<k, 8>, tile_product512<k, 16>},
-          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>}};
+  return {{nullptr, nullptr, nullptr, nullptr, unpack_chunk512<F, Codes::kUnsigned>},
+          {nullptr, nullptr, nullptr, nullptr, tile_product512<k>},
+          {stream512<F, 1>, stream512<F, 2>, stream512<F, 4>, stream512<F, 8>}};
 #else
   constexpr UnpackChunk unpack = unpack_chunk<F>;
   return {{unpack, unpack, unpack, unpack, unpack},
@@ -61,8 +53,8 @@ constexpr FormatKernels kernels_of() {
 }
 
 #if !defined(__AMX_INT8__)
-GATEUP_INLINE void tiles_begin(const QuantFormat&, int) {}
-GATEUP_INLINE void tiles_end(int) {}
+GATEUP_INLINE void tiles_begin(const QuantFormat&) {}
+GATEUP_INLINE void tiles_end() {}
 #endif
 
 // In the order of kFormats.
@@ -82,16 +74,24 @@ void multiply_together(const Matrix& w, i64 panel, int panels, const Input& in, 
   const UnpackChunk unpack = kernels.unpack[lead_index(in.lead)];
   const i64 apart = panel_bytes(f, w.k), tile_size = in.lead * kPanel;
   std::memset(acc, 0, static_cast<std::size_t>((last - tile) * panels * tile_size) * sizeof(float));
+  // A single tile leaves no time to fetch the next chunk: its weights are fetched while they are
+  // unpacked. With more tiles they have come to the second-level cache by then.
+  const i64 tiles = last - tile;
+  const int distance = tiles > 1 ? 1024 : f.bits == 8 ? 4096 : 2048;
+  const i64 bytes = kChunkBlocks / f.blocks() * f.group_bytes();
   for (i64 block = 0; block < in.blocks; block += kChunkBlocks) {
     const int blocks = static_cast<int>(smaller(kChunkBlocks, in.blocks - block));
-    const u8* packed = w.data + panel * apart + block / f.blocks() * f.group_bytes();
-    for (int p = 0; p < panels; ++p) unpack(packed + p * apart, blocks, chunks[p]);
-    for (i64 t = tile; t < last; ++t) {
-      const TileInput rows = tile_input(in, f, t, block);
-      for (int p = 0; p < panels; ++p) {
-        product(chunks[p], rows, blocks, acc + ((t - tile) * panels + p) * tile_size);
-      }
+    const bool more = block + kChunkBlocks < in.blocks;
+    const int lines = static_cast<int>((bytes / 64 + tiles * blocks - 1) / (tiles * blocks));
+    Ahead ahead[kMaxPanels];
+    for (int p = 0; p < panels; ++p) {
+      const u8* packed = w.data + (panel + p) * apart + block / f.blocks() * f.group_bytes();
+      unpack(packed, blocks, distance, chunks[p]);
+      const u8* next = more ? packed + bytes : w.data + (panel + panels + p) * apart;
+      ahead[p] = {next, tiles > 1 ? next + bytes : next, lines};
     }
+    const TileInput rows = tile_input(in, f, tile, block);
+    product(chunks, panels, rows, tiles, blocks, ahead, acc);
   }
 }
 
@@ -122,11 +122,11 @@ void multiply(const Matrix& w, i64 panel, int panels, const Input& in, i64 tile,
     return;
   }
   const int step = last - tile == 1 ? 1 : panels;
-  tiles_begin(*quant_format(w.type), in.lead);
+  tiles_begin(*quant_format(w.type));
   for (int p = 0; p < panels; p += step, acc += in.lead * kPanel) {
     multiply_together(w, panel + p, step, in, tile, last, chunks, acc);
   }
-  tiles_end(in.lead);
+  tiles_end();
 }
 
 // The rows that stand for one, added: lead / terms rows are left at the front of acc [lead][16].

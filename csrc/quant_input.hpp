@@ -21,6 +21,7 @@ namespace {
 
 using i8 = std::int8_t;
 using u8 = std::uint8_t;
+using u16 = std::uint16_t;
 using i64 = std::int64_t;
 
 // Offsets of codes (QuantFormat::offset) whose product with the sum of a block's activations is
@@ -46,6 +47,9 @@ struct Input {
   i8* codes;        // [chunk][tile][block][lead][32], where super …[block / 2][lead][64]
   float* scale;     // [chunk][tile][block unless super][lead]
   float* sums;      // [chunk][tile][block][lead]: of codes; unless super times the scale
+  // [chunk][tile][lead][32] bfloat16, where super and a format with minimums multiplies with AMX:
+  // the 8 blocks' sums in two parts each, a multiple of 256 and the rest; 16 zeros. Or nullptr.
+  u16* parts;
   i32* starts[kStarts];  // [chunk][tile][sub-block][lead]: -offset · sum of codes, or nullptr
 
   // The place of a block; of a scale.
@@ -62,6 +66,14 @@ struct Input {
   }
 };
 
+constexpr int kPartK = 32;  // numbers in a row of Input::parts
+
+#if defined(__AMX_INT8__)
+constexpr bool kSumsInParts = true;
+#else
+constexpr bool kSumsInParts = false;
+#endif
+
 // Rows of a tile: as few as hold t, so that one token pays for one.
 GATEUP_INLINE int lead_of(i64 t) { return t <= 1 ? 1 : t <= 2 ? 2 : t <= 4 ? 4 : t <= 8 ? 8 : 16; }
 
@@ -77,7 +89,7 @@ GATEUP_INLINE unsigned wants_of(const QuantFormat& f) {
 GATEUP_INLINE std::size_t input_bytes(bool super, i64 rows, i64 k) {
   const int lead = lead_of(rows);
   const i64 padded = (rows + lead - 1) / lead * lead, blocks = padded_blocks(k);
-  const i64 numbers = blocks * (super ? 1 + 1 + 2 : 1 + 1 + 3);
+  const i64 numbers = blocks * (super ? 1 + 1 + 2 + 2 : 1 + 1 + 3);
   return static_cast<std::size_t>(padded * (blocks * kBlockK + numbers * 4) + 64 * 8);
 }
 
@@ -101,6 +113,10 @@ GATEUP_INLINE Input make_input(u8* memory, bool super, int terms, i64 rows, i64 
   in.codes = reinterpret_cast<i8*>(carve(memory, padded * in.blocks * kBlockK));
   in.scale = reinterpret_cast<float*>(carve(memory, padded * in.blocks / (super ? kChunkBlocks : 1) * 4));
   in.sums = reinterpret_cast<float*>(carve(memory, padded * in.blocks * 4));
+  if (kSumsInParts && super && in.lead == 16 && (wants & kWantSums) != 0) {
+    const i64 numbers = padded * in.blocks / kChunkBlocks * kPartK;
+    in.parts = reinterpret_cast<u16*>(carve(memory, numbers * 2));
+  }
   for (int i = 0; i < kStarts; ++i) {
     if ((wants >> i & 1) == 0) continue;
     in.starts[i] = reinterpret_cast<i32*>(carve(memory, padded * in.blocks * (super ? 8 : 4)));
@@ -147,17 +163,30 @@ GATEUP_INLINE void quantise32(const float* __restrict x, float inverse, i8* __re
   }
 }
 
+// bfloat16 of a whole number with 8 significant bits at most.
+GATEUP_INLINE u16 brief(i32 whole) {
+  return static_cast<u16>(bits_of(static_cast<float>(whole)) >> 16);
+}
+
 // `x` holds one row's 32 elements (super: 256) from block `block` on; row `r` of tile `tile`.
 static void quantise_block(const Input& in, i64 tile, int r, i64 block, const float* x) {
   const int n = in.super ? 8 : 1;
   const Scale s = scale_of(largest_bits(x, n * kBlockK));
-  in.scale[in.scale_at(tile, block) * in.lead + r] = s.scale;
+  const i64 scale_at = in.scale_at(tile, block) * in.lead + r;
+  in.scale[scale_at] = s.scale;
+  u16* parts = in.parts == nullptr ? nullptr : in.parts + scale_at * kPartK;
+  if (parts != nullptr) std::memset(parts, 0, 2 * kPartK);
   for (int b = 0; b < n; ++b) {
     const i64 place = in.at(tile, block + b), at = place * in.lead + r;
     i32 sums[2];
     quantise32(x + b * kBlockK, s.inverse, in.codes_at(tile, r, block + b), sums);
     const i32 sum = sums[0] + sums[1];
     in.sums[at] = in.super ? static_cast<float>(sum) : s.scale * static_cast<float>(sum);
+    if (parts != nullptr) {
+      const i32 rest = static_cast<i8>(sum);
+      parts[2 * b] = brief(sum - rest);
+      parts[2 * b + 1] = brief(rest);
+    }
     for (int i = 0; i < kStarts; ++i) {
       if (in.starts[i] == nullptr) continue;
       if (in.super) {

@@ -12,7 +12,7 @@ namespace gateup {
 namespace {
 
 template <int F>
-void unpack_chunk(const u8* packed, int blocks, Chunk& chunk) {
+void unpack_chunk(const u8* packed, int blocks, int, Chunk& chunk) {
   constexpr QuantFormat f = kFormats[F];
   for (int first = 0; first < blocks; first += f.blocks(), packed += f.group_bytes()) {
     for (int b = 0; b < f.blocks(); ++b) {
@@ -134,12 +134,17 @@ void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict
 }
 
 template <Kind K, int R>
-void tile_product(const Chunk& chunk, const TileInput& in, int blocks, float* acc) {
-  for (int r = 0; r < R; ++r) {
-    if constexpr (K == Kind::kPlain || K == Kind::kMin) {
-      block_row<K>(chunk, in, r, blocks, acc + r * kPanel);
-    } else {
-      super_row<K>(chunk, in, r, acc + r * kPanel);
+void tile_product(const Chunk* chunks, int panels, const TileInput& in, i64 tiles, int blocks,
+                  Ahead*, float* acc) {
+  constexpr bool super = K != Kind::kPlain && K != Kind::kMin;
+  TileInput rows = in;
+  for (i64 t = 0; t < tiles; ++t, rows = next_tile(rows, blocks, super)) {
+    for (int i = 0; i < panels * R; ++i, acc += kPanel) {
+      if constexpr (super) {
+        super_row<K>(chunks[i / R], rows, i % R, acc);
+      } else {
+        block_row<K>(chunks[i / R], rows, i % R, blocks, acc);
+      }
     }
   }
 }

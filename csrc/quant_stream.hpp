@@ -1,4 +1,4 @@
-// One tile of 1, 2 or 4 rows: the weights go from memory straight into dot products.
+// One tile of 1, 2, 4 or 8 rows: the weights go from memory straight into dot products.
 //
 // A chunk in the first-level cache costs a store and a load of each 64 codes, which is worth it
 // when several tiles share them. For few rows memory sets the pace, and the fewer instructions
@@ -25,12 +25,14 @@ constexpr int stream_ahead(const QuantFormat& f) {
   return f.bits == 6 ? 1536 : 768;
 }
 
-// Integer sums over the first and the last four groups of a block. Where 4 bits are all of a code,
-// a byte's upper four are multiplied in their place, and their sums are 16 times too large.
+// Integer sums over the first and the last four groups of a block; over all of them in `first`
+// where nothing asks for two, as registers for 8 rows are few. Where 4 bits are all of a code, a byte's
+// upper four are multiplied in their place, and their sums are 16 times too large.
 template <int F, int R>
 struct BlockDots {
   static constexpr QuantFormat f = kFormats[F];
   static constexpr bool in_place = f.bits == 4 && f.type != kIQ4_NL;
+  static constexpr bool one = !in_place && f.sub_k == kBlockK;
   __m512i first[R], last[R];
 
   // x of row r begins at x + r · lead_bytes.
@@ -51,11 +53,14 @@ struct BlockDots {
       }
     } else {
       unpack_block<F, Codes::kUnsigned>(low, high, finishing_table<F, Codes::kUnsigned>(),
-                                        [&](int g, __m512i w) { dot(g < 4 ? first : last, g, w); });
+                                        [&](int g, __m512i w) {
+                                          dot(one || g < 4 ? first : last, g, w);
+                                        });
     }
   }
 
   GATEUP_MEMBER __m512 all(int r) const {
+    if (one) return _mm512_cvtepi32_ps(first[r]);
     const __m512i upper = in_place ? _mm512_srai_epi32(last[r], 4) : last[r];
     return _mm512_cvtepi32_ps(_mm512_add_epi32(first[r], upper));
   }

@@ -18,6 +18,7 @@ struct alignas(64) Chunk {
   u8 more[kChunkBlocks][512];   // a second part of each weight (quant_amx.hpp)
   float scale[2 * kChunkBlocks][kPanel];
   float min[kChunkBlocks][kPanel];
+  u32 pairs[16][kPanel];  // K-quants' minimums as bfloat16, each twice; 8 rows of zeros (AMX)
   float d[kPanel], dmin[kPanel];  // of a super-block: its scale; its minimums' scale, negative
 };
 
@@ -41,6 +42,7 @@ struct TileInput {
   const float* scale;
   const float* sums;
   const i32* start;
+  const u16* parts;
   int lead;
   bool wide;  // codes of 8 bits, not of 6 at most
 };
@@ -49,14 +51,35 @@ GATEUP_INLINE TileInput tile_input(const Input& in, const QuantFormat& f, i64 ti
   const i64 at = in.at(tile, block) * in.lead;
   const i32* start = f.has_min ? nullptr : in.starts[start_index(f.offset)];
   return {in.codes_at(tile, 0, block), in.scale + in.scale_at(tile, block) * in.lead,
-          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1), in.lead,
-          f.offset == 128};
+          in.sums + at, start == nullptr ? nullptr : start + at * (in.super ? 2 : 1),
+          in.parts == nullptr ? nullptr : in.parts + in.scale_at(tile, block) * in.lead * kPartK,
+          in.lead, f.offset == 128};
 }
 
-// Groups at `packed` -> `blocks` blocks of `chunk`.
-using UnpackChunk = void (*)(const u8* packed, int blocks, Chunk& chunk);
-// acc [rows of the tile][16] += the tile's rows times the chunk's weights.
-using TileProduct = void (*)(const Chunk& chunk, const TileInput& in, int blocks, float* acc);
+// The packed weights of a panel's next chunk: fetched into the second-level cache, a few lines at a
+// block, while tiles are multiplied.
+struct Ahead {
+  const u8 *weights, *end;  // what is left of them
+  int lines;                // to a block
+};
+
+// The same for the tile after it: within a chunk one follows the other.
+GATEUP_INLINE TileInput next_tile(const TileInput& in, int blocks, bool super) {
+  TileInput next = in;
+  next.codes += blocks * in.lead * kBlockK;
+  next.scale += (super ? 1 : blocks) * in.lead;
+  next.sums += blocks * in.lead;
+  if (in.start != nullptr) next.start += blocks * in.lead * (super ? 2 : 1);
+  if (in.parts != nullptr) next.parts += in.lead * kPartK;
+  return next;
+}
+
+// Groups at `packed` -> `blocks` blocks of `chunk`; what lies `ahead` bytes further on is fetched.
+using UnpackChunk = void (*)(const u8* packed, int blocks, int ahead, Chunk& chunk);
+// acc [tile][panel][rows of the tile][16] += tiles of rows, of which `in` is the first, times the
+// chunks' weights, one a panel.
+using TileProduct = void (*)(const Chunk* chunks, int panels, const TileInput& in, i64 tiles,
+                             int blocks, Ahead* ahead, float* acc);
 
 // What follows in memory's stream: a panel's end, and where the panel after it begins.
 struct Fetch {
