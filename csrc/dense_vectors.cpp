@@ -15,9 +15,8 @@ namespace {
 
 using i64 = std::int64_t;
 
-constexpr int kRows = 4;    // of weights in a tile
+constexpr int kRows = 4;    // of weights in a tile, at most
 constexpr int kUnit = 64;   // rows of weights a thread takes at a time
-constexpr int kTiles = kUnit / kRows;
 // Tokens that go through all weights together. A unit of 64 rows of 4096 bfloat16 is 512 KiB and
 // stays in the second-level cache while x streams past it.
 constexpr i64 kChunk = 256;
@@ -99,11 +98,31 @@ GATEUP_INLINE typename S::Operand short_step(const char* w, i64 rest) {
   return S::weights(padded);
 }
 
+// Rows in a tile of so many tokens, whose sums fit the registers.
+constexpr int rows_for(int tokens) { return tokens <= 6 ? 4 : 2; }
+
+// The sums of a tile's vectors, [kRows][N]: out[token * kUnit + row].
+template <int kRows, int N>
+GATEUP_INLINE void write_sums(const Vector (&sum)[kRows][N], float* out) {
+  if constexpr (kRows == 4) {
+    for (int t = 0; t < N; ++t) sums(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out + t * kUnit);
+  } else {
+    for (int t = 0; t < N; t += 2) {
+      const int u = t + 1 < N ? t + 1 : t;
+      float four[4];
+      sums(sum[0][t], sum[1][t], sum[0][u], sum[1][u], four);
+      __builtin_memcpy(out + t * kUnit, four, 8);
+      __builtin_memcpy(out + u * kUnit, four + 2, 8);
+    }
+  }
+}
+
 // carry: the sums between blocks of k, [kRows][tokens] vectors. out[token * kUnit + row].
 template <class S, int N>
 void tile(const Walk& walk, float* carry, float* out) {
   using Weight = typename S::Weight;
   using X = typename S::X;
+  constexpr int kRows = rows_for(N);
   Vector sum[kRows][N], total[kRows][N];
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < N; ++t) {
@@ -146,7 +165,7 @@ void tile(const Walk& walk, float* carry, float* out) {
     for (int t = 0; t < N; ++t) sum[r][t] = add(total[r][t], sum[r][t]);
   }
   if (walk.last) {
-    for (int t = 0; t < N; ++t) sums(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out + t * kUnit);
+    write_sums(sum, out);
     return;
   }
   for (int r = 0; r < kRows; ++r) {
@@ -167,7 +186,8 @@ template <class S>
 constexpr Steps steps_of() {
 #if defined(__AVX512F__)
   return {S::kWidth, sizeof(typename S::Weight),
-          {tile<S, 1>, tile<S, 2>, tile<S, 3>, tile<S, 4>, tile<S, 5>, tile<S, 6>}};
+          {tile<S, 1>, tile<S, 2>, tile<S, 3>, tile<S, 4>, tile<S, 5>, tile<S, 6>, tile<S, 7>,
+           tile<S, 8>, tile<S, 9>, tile<S, 10>, tile<S, 11>, tile<S, 12>}};
 #elif defined(__AVX2__)
   return {S::kWidth, sizeof(typename S::Weight), {tile<S, 1>, tile<S, 2>}};
 #else
@@ -183,15 +203,15 @@ const Steps& steps_for(std::int32_t type) {
   return type == kF32 ? kF32Steps : type == kF16 ? kF16Steps : kBF16Steps;
 }
 
-using Carry = float[kTiles][kRows * kTokens * kLanes];
+using Carry = float[kUnit * kTokens * kLanes];
 
 // out [tokens][kUnit]: rows [row, row + kUnit) of w times `tokens` rows of x.
 void unit(const DenseMatrix& w, i64 row, const Operand& x, i64 token, int tokens, bool streams,
-          Carry carry, float* out) {
+          float* carry, float* out) {
   const Steps& s = steps_for(w.type);
   const i64 row_bytes = w.stride * s.weight_bytes, x_bytes = x.paired ? 2 : 4;
   const char* data = reinterpret_cast<const char*>(w.data);
-  const i64 whole = w.k / s.width, rows = at_most(w.n - row, kUnit);
+  const i64 whole = w.k / s.width, rows = at_most(w.n - row, kUnit), step = rows_for(tokens);
   // While weights stream, whole rows: x, of a few tokens, stays in the caches anyway.
   const i64 block = streams ? whole + 1 : kBlockBytes / (s.width * x_bytes);
   for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
@@ -203,13 +223,13 @@ void unit(const DenseMatrix& w, i64 row, const Operand& x, i64 token, int tokens
     walk.ahead = streams ? 1024 : 0;
     walk.x = x.data + token * x.stride + s0 * s.width * x_bytes;
     walk.x_stride = x.stride;
-    for (i64 r0 = 0; r0 < rows; r0 += kRows) {
-      for (i64 r = 0; r < kRows; ++r) {
-        // A row short of four: the last one again.
+    for (i64 r0 = 0; r0 < rows; r0 += step) {
+      for (i64 r = 0; r < step; ++r) {
+        // A row short of a tile: the last one again.
         const i64 from = at_most(row + r0 + r, w.n - 1);
         walk.w[r] = data + from * row_bytes + s0 * s.width * s.weight_bytes;
       }
-      s.tiles[tokens - 1](walk, carry[r0 / kRows], out + r0);
+      s.tiles[tokens - 1](walk, carry + r0 * tokens * kLanes, out + r0);
     }
   }
 }
