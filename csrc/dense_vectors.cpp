@@ -16,11 +16,12 @@ namespace {
 // are 384 KiB; blocks of x and of weights, with those that are fetched ahead, 448: together they
 // stay in a second-level cache of 1 MiB.
 constexpr i64 kChunk = 96;
-// Bytes of a row of x in a block of k: 12 tokens' worth stays in a first-level cache.
-constexpr i64 kBlockBytes = 2048;
-// Shares of tokens that each take a tile's rows to their end, while these are in the caches; with
-// more shares, blocks of k. Blocks cost loads and stores of the sums: 1.2 times the time at 12
-// tokens (one thread, H 4096, I 14336).
+// Numbers along k in a block: those of 12 tokens in bfloat16, or 6 in float32, are 24 KiB and
+// stay in a first-level cache.
+constexpr i64 kBlockK = 1024;
+// Up to so many times the tokens of a tile, each share takes a tile's rows to their end, while
+// these are in the caches; more tokens take blocks of k. Blocks cost loads and stores of the
+// sums: 1.2 times the time at 12 tokens (one thread, H 4096, I 14336).
 constexpr i64 kWholeRows = 2;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
@@ -117,9 +118,11 @@ struct Pass {
   const char* next;  // rows that are multiplied next, fetched meanwhile, or nullptr
 };
 
-// Equal shares of at most kTokens.
-int share(i64 tokens) {
-  return static_cast<int>(ceil_div(tokens, ceil_div(tokens, kTokens)));
+// Equal shares of tokens that go through a block of k one after the other. Of float32 as many as
+// a tile of 4 rows takes: blocks of k are shorter then, and their sums' loads and stores count.
+int share(i64 tokens, bool paired) {
+  const i64 most = tokens <= kTokens || paired ? kTokens : at_most(kTokens, 6);
+  return static_cast<int>(ceil_div(tokens, ceil_div(tokens, most)));
 }
 
 i64 carry_bytes(i64 tokens) { return tokens * kUnit * kLanes * 4; }
@@ -129,7 +132,7 @@ void one_tile(const Pass& p, const Steps& s, i64 s0, i64 block, i64 r0, i64 t, b
               float* carry, float* out) {
   const i64 x_bytes = p.x.paired ? 2 : 4, whole = p.w.k / s.width;
   const i64 row_bytes = p.w.stride * s.weight_bytes, step_bytes = s.width * s.weight_bytes;
-  const int n = static_cast<int>(at_most(share(p.tokens), p.tokens - t)), rows = rows_for(n);
+  const int n = static_cast<int>(at_most(share(p.tokens, p.x.paired), p.tokens - t)), rows = rows_for(n);
   Walk walk;
   walk.steps = at_most(block, whole - s0);
   walk.first = s0 == 0;
@@ -158,9 +161,9 @@ void one_tile(const Pass& p, const Steps& s, i64 s0, i64 block, i64 r0, i64 t, b
 // out [tokens][kUnit]: rows [row, row + kUnit) of w times the rows of x.
 void unit(const Pass& p, float* carry, float* out) {
   const Steps& s = steps_for(p.w.type);
-  const i64 whole = p.w.k / s.width, rows = at_most(p.w.n - p.row, kUnit), n = share(p.tokens);
-  const i64 groups = ceil_div(p.tokens, n), step = rows_for(static_cast<int>(n));
-  if (groups <= kWholeRows) {
+  const i64 whole = p.w.k / s.width, rows = at_most(p.w.n - p.row, kUnit);
+  const i64 n = share(p.tokens, p.x.paired), groups = ceil_div(p.tokens, n), step = rows_for(static_cast<int>(n));
+  if (p.tokens <= kWholeRows * kTokens) {
     for (i64 r0 = 0; r0 < rows; r0 += step) {
       for (i64 t = 0; t < p.tokens; t += n) {
         // A last share of fewer tokens may take more rows in a tile.
@@ -171,7 +174,7 @@ void unit(const Pass& p, float* carry, float* out) {
     }
     return;
   }
-  const i64 block = kBlockBytes / (s.width * (p.x.paired ? 2 : 4));
+  const i64 block = kBlockK / s.width;
   for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
     for (i64 t = 0, g = 0; t < p.tokens; t += n, ++g) {
       const i64 own = rows_for(static_cast<int>(at_most(n, p.tokens - t)));
