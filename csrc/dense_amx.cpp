@@ -43,11 +43,6 @@ struct Panels {
   i64 last_stride;
 };
 
-struct Panel {
-  const char* data;
-  i64 stride;
-};
-
 Panel panel_of(const Panels& w, i64 index) {
   const bool whole = (index + 1) * kTile <= w.n;
   return whole ? Panel{w.data + index * kTile * w.stride, w.stride} : Panel{w.last, w.last_stride};
@@ -164,6 +159,32 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
 
 // ---- one item: a group of pairs of panels, all tokens of the chunk, all of k -------------------
 
+// Three or four groups of tokens, one panel after the other: weights go to the tiles once.
+void run_wide(const Phase& p, i64 pair, char* scratch) {
+  const i64 whole = p.k / kStep, group = p.x.steps * p.x.step_bytes();
+  float* c = reinterpret_cast<float*>(scratch);
+  char* tails = scratch + 2 * kSums * 4;
+  const bool short_step = p.k % kStep != 0;
+  const Panel panels[] = {p.first(pair), p.second(pair)};
+  for (int side = 0; side < 2 && short_step; ++side) {
+    copy_tail(panels[side], p.k, tails + side * kTileBytes);
+  }
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += kBlockSteps) {
+    const i64 steps = at_most(kBlockSteps, whole - s0);
+    const bool last = s0 + steps == whole;
+    const char* x = p.x.group(0) + s0 * p.x.step_bytes();
+    for (int side = 0; side < 2; ++side) {
+      const Panel w{panels[side].data + s0 * 64, panels[side].stride};
+      const char* tail = last && short_step ? tails + side * kTileBytes : nullptr;
+      (p.x.groups() == 4 ? multiply_wide<4> : multiply_wide<3>)(w, steps, tail, x, group,
+                                                                c + side * 512, s0 > 0);
+    }
+  }
+  for (i64 block = 0; block < 2; ++block) {
+    (p.gated ? finish_gated : finish_linear)(p, pair, block, c + block * kSums);
+  }
+}
+
 // Up to two groups of tokens, one pair of panels: weights go from memory to the tiles once.
 void run_streamed(const Phase& p, i64 pair, char* scratch) {
   const i64 whole = p.k / kStep;
@@ -263,7 +284,8 @@ void run_part(void* context, i64 begin, i64 end) {
       i64 index = item;
       const Phase* phase = work.phases;
       while (index >= phase->items) index -= phase++->items;
-      (phase->blocks() > 1 ? run_staged : run_streamed)(*phase, index, scratch);
+      const i64 blocks = phase->blocks();
+      (blocks == 1 ? run_streamed : blocks == 2 ? run_wide : run_staged)(*phase, index, scratch);
     }
   }
   work.slots->give(scratch);
@@ -303,7 +325,7 @@ Panels panels(const DenseMatrix& w, char* last) {
 void share(Phase& p, i64 pairs, int threads) {
   p.pairs = pairs;
   // Enough items for every thread to have several; few tokens need no groups at all.
-  const i64 group = p.blocks() > 1 ? at_most(pairs / (4 * threads), kGroup) : 1;
+  const i64 group = p.blocks() > 2 ? at_most(pairs / (4 * threads), kGroup) : 1;
   p.group = group < 1 ? 1 : group;
   p.items = ceil_div(p.pairs, p.group);
 }
