@@ -23,9 +23,10 @@ constexpr i64 kGroup = 16;        // pairs of 16 rows whose sums a thread holds
 // Steps along k in a block: 2 KiB of each row. Weights stream as they are multiplied, and the
 // processor's own prefetching does best: fetching the next rows by instructions made T = 1 to 32
 // 1.5 times slower, whole rows instead of blocks 1.15 times, a copy into neighbouring tiles cost
-// as much as it saved (H 4096, I 14336).
-constexpr i64 kBlockSteps = 32;
-// With more than 32 tokens weights are used several times. Rows a multiple of 4 KiB apart share a
+// as much as it saved (H 4096, I 14336). From 17 tokens on the sums' loads and stores count: blocks
+// of 8 KiB take 0.95 of the time at 32 tokens and 0.9 at 64 (one thread).
+constexpr i64 kBlockSteps = 32, kBlockStepsMore = 128;
+// With more than 64 tokens weights are used several times. Rows a multiple of 4 KiB apart share a
 // set of the first-level cache, so a piece of 32 rows is copied out of them, and that of the next
 // 32 rows is fetched meanwhile. Eight steps (16 KiB) leave room for a step's tiles of x and sums;
 // up to 128 tokens four are faster by 0.92 to 0.95 in time, at 512 slower by 1.18 (one thread,
@@ -41,11 +42,6 @@ struct Panels {
   i64 stride, n;  // bytes, rows
   const char* last;
   i64 last_stride;
-};
-
-struct Panel {
-  const char* data;
-  i64 stride;
 };
 
 Panel panel_of(const Panels& w, i64 index) {
@@ -74,6 +70,7 @@ struct Phase {
     return panel_of(b, gated ? pair : 2 * pair + (alone ? 0 : 1));
   }
   i64 blocks() const { return ceil_div(x.groups(), 2); }
+  i64 block_steps() const { return x.groups() > 1 ? kBlockStepsMore : kBlockSteps; }
   i64 staged_steps() const { return blocks() <= kFewBlocks ? kStagedStepsFew : kStagedSteps; }
   i64 scratch() const {
     return group * blocks() * kSums * 4 + kStagedSteps * 2 * kTileBytes;
@@ -164,6 +161,34 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
 
 // ---- one item: a group of pairs of panels, all tokens of the chunk, all of k -------------------
 
+// Three or four groups of tokens, one panel after the other: weights go to the tiles once. 0.75 of
+// the time of copying pieces as below, where reading, copying and multiplying hardly overlap; for
+// five to eight groups, in two goes, it was no faster (one thread, H 4096, I 14336).
+void run_wide(const Phase& p, i64 pair, char* scratch) {
+  const i64 whole = p.k / kStep, group = p.x.steps * p.x.step_bytes();
+  float* c = reinterpret_cast<float*>(scratch);
+  char* tails = scratch + 2 * kSums * 4;
+  const bool short_step = p.k % kStep != 0;
+  const Panel panels[] = {p.first(pair), p.second(pair)};
+  for (int side = 0; side < 2 && short_step; ++side) {
+    copy_tail(panels[side], p.k, tails + side * kTileBytes);
+  }
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += p.block_steps()) {
+    const i64 steps = at_most(p.block_steps(), whole - s0);
+    const bool last = s0 + steps == whole;
+    const char* x = p.x.group(0) + s0 * p.x.step_bytes();
+    for (int side = 0; side < 2; ++side) {
+      const Panel w{panels[side].data + s0 * 64, panels[side].stride};
+      const char* tail = last && short_step ? tails + side * kTileBytes : nullptr;
+      (p.x.groups() == 4 ? multiply_wide<4> : multiply_wide<3>)(w, steps, tail, x, group,
+                                                                c + side * 512, s0 > 0);
+    }
+  }
+  for (i64 block = 0; block < 2; ++block) {
+    (p.gated ? finish_gated : finish_linear)(p, pair, block, c + block * kSums);
+  }
+}
+
 // Up to two groups of tokens, one pair of panels: weights go from memory to the tiles once.
 void run_streamed(const Phase& p, i64 pair, char* scratch) {
   const i64 whole = p.k / kStep;
@@ -176,8 +201,8 @@ void run_streamed(const Phase& p, i64 pair, char* scratch) {
     copy_tail(a, p.k, tail_tiles);
     copy_tail(b, p.k, tail_tiles + kTileBytes);
   }
-  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += kBlockSteps) {
-    const i64 steps = at_most(kBlockSteps, whole - s0);
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += p.block_steps()) {
+    const i64 steps = at_most(p.block_steps(), whole - s0);
     const bool last = s0 + steps == whole;
     const Weights w{a.data + s0 * 64, b.data + s0 * 64, a.stride, b.stride};
     const char* x0 = p.x.group(0) + s0 * p.x.step_bytes();
@@ -225,7 +250,7 @@ void multiply_blocks(const Phase& p, i64 pair, i64 s0, i64 steps, const char* st
   }
 }
 
-// The same for more than two groups of tokens: the same sums in the same order.
+// The same for more than four groups of tokens: the same sums in the same order.
 void run_staged(const Phase& p, i64 item, char* scratch) {
   const i64 begin = item * p.group, end = at_most(begin + p.group, p.pairs);
   const i64 whole = p.k / kStep, blocks = p.blocks(), total = p.x.steps;
@@ -263,7 +288,8 @@ void run_part(void* context, i64 begin, i64 end) {
       i64 index = item;
       const Phase* phase = work.phases;
       while (index >= phase->items) index -= phase++->items;
-      (phase->blocks() > 1 ? run_staged : run_streamed)(*phase, index, scratch);
+      const i64 blocks = phase->blocks();
+      (blocks == 1 ? run_streamed : blocks == 2 ? run_wide : run_staged)(*phase, index, scratch);
     }
   }
   work.slots->give(scratch);
@@ -303,7 +329,7 @@ Panels panels(const DenseMatrix& w, char* last) {
 void share(Phase& p, i64 pairs, int threads) {
   p.pairs = pairs;
   // Enough items for every thread to have several; few tokens need no groups at all.
-  const i64 group = p.blocks() > 1 ? at_most(pairs / (4 * threads), kGroup) : 1;
+  const i64 group = p.blocks() > 2 ? at_most(pairs / (4 * threads), kGroup) : 1;
   p.group = group < 1 ? 1 : group;
   p.items = ceil_div(p.pairs, p.group);
 }

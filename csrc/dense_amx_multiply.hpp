@@ -39,6 +39,11 @@ GATEUP_INLINE void store_sums(float* c) {
   }
 }
 
+struct Panel {
+  const char* data;
+  i64 stride;  // bytes
+};
+
 struct Weights {
   const char *a, *b;
   i64 stride_a, stride_b;  // bytes
@@ -77,6 +82,53 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
     tail = nullptr;
   }
   store_sums<kTwo>(c);
+}
+
+// One panel of weights as they lie times three or four groups of tokens, whose operands are
+// `group` bytes apart: weights go from memory to the tiles once. c: [group / 2][2 panels][group % 2].
+template <int kGroups>
+GATEUP_INLINE void multiply_wide(const Panel& panel, i64 steps, const char* tail, const char* x,
+                                 i64 group, float* c, bool resume) {
+  static_assert(kGroups == 3 || kGroups == 4, "three or four sums");
+  if (resume) {
+    GATEUP_TILE_LOAD(0, c, 64);
+    GATEUP_TILE_LOAD(1, c + 256, 64);
+    GATEUP_TILE_LOAD(2, c + 1024, 64);
+    if (kGroups == 4) GATEUP_TILE_LOAD(3, c + 1280, 64);
+  } else {
+    GATEUP_TILE_ZERO(0);
+    GATEUP_TILE_ZERO(1);
+    GATEUP_TILE_ZERO(2);
+    GATEUP_TILE_ZERO(3);
+  }
+  const char* w = panel.data;
+  i64 stride = panel.stride;
+  for (;;) {
+    for (i64 i = 0; i < steps; ++i) {
+      GATEUP_TILE_LOAD(4, w, stride);
+      GATEUP_TILE_LOAD(5, x, 64);
+      GATEUP_TILE_BF16(0, 4, 5);
+      GATEUP_TILE_LOAD(6, x + group, 64);
+      GATEUP_TILE_BF16(1, 4, 6);
+      GATEUP_TILE_LOAD(7, x + 2 * group, 64);
+      GATEUP_TILE_BF16(2, 4, 7);
+      if (kGroups == 4) {
+        GATEUP_TILE_LOAD(5, x + 3 * group, 64);
+        GATEUP_TILE_BF16(3, 4, 5);
+      }
+      w += 64;
+      x += kTileBytes;
+    }
+    if (tail == nullptr) break;
+    w = tail;
+    stride = 64;
+    steps = 1;
+    tail = nullptr;
+  }
+  GATEUP_TILE_STORE(0, c, 64);
+  GATEUP_TILE_STORE(1, c + 256, 64);
+  GATEUP_TILE_STORE(2, c + 1024, 64);
+  if (kGroups == 4) GATEUP_TILE_STORE(3, c + 1280, 64);
 }
 
 // Pieces of 32 rows of weights, fetched row by row into the second-level cache while others are

@@ -1,28 +1,28 @@
 // Dense products on vectors, for the instruction set GATEUP_ISA is compiled for.
 //
-// A tile of 4 rows of weights and a few tokens keeps its sums in registers while it walks along
+// A tile of a few rows of weights and a few tokens keeps its sums in registers while it walks along
 // k; each sum is a vector of partial sums, added up in a fixed order at the end. A result's bits
 // depend on nothing but its own row and its own token.
-#include "dense_vectors.hpp"
-
 #include "act_and_mul.hpp"
 #include "dense.hpp"
+#include "dense_vectors_tile.hpp"
 #include "parallel.hpp"
 
 namespace gateup {
 namespace GATEUP_ISA {
 namespace {
 
-using i64 = std::int64_t;
-
-constexpr int kRows = 4;    // of weights in a tile
-constexpr int kUnit = 64;   // rows of weights a thread takes at a time
-constexpr int kTiles = kUnit / kRows;
-// Tokens that go through all weights together. A unit of 64 rows of 4096 bfloat16 is 512 KiB and
-// stays in the second-level cache while x streams past it.
-constexpr i64 kChunk = 256;
-// Bytes of a row of x in a block of k: 6 tokens' worth stays in a first-level cache.
-constexpr i64 kBlockBytes = 4096;
+// Tokens that go through all weights together. Their sums between blocks of k, of a unit of rows,
+// are 384 KiB; blocks of x and of weights, with those that are fetched ahead, 448: together they
+// stay in a second-level cache of 1 MiB.
+constexpr i64 kChunk = 96;
+// Numbers along k in a block: those of 12 tokens in bfloat16, or 6 in float32, are 24 KiB and
+// stay in a first-level cache.
+constexpr i64 kBlockK = 1024;
+// Up to so many times the tokens of a tile, each share takes a tile's rows to their end, while
+// these are in the caches; more tokens take blocks of k. Blocks cost loads and stores of the
+// sums: 1.2 times the time at 12 tokens (one thread, H 4096, I 14336).
+constexpr i64 kWholeRows = 2;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
@@ -79,81 +79,6 @@ void fill(const Rows& x, i64 first, i64 tokens, i64 k, const Operand& out) {
   }
 }
 
-// ---- one tile ---------------------------------------------------------------------------------
-
-struct Walk {
-  const char* w[kRows];  // at the block's first k
-  const char* x;         // likewise, of the first token
-  i64 x_stride;
-  i64 steps;      // whole ones
-  i64 rest;       // numbers behind them, in the row's last block
-  i64 ahead;      // bytes of a row fetched ahead of their use; 0 where weights are in a cache
-  bool first, last;
-};
-
-// The short step at a row's end: weights behind it belong to somebody else.
-template <class S>
-GATEUP_INLINE typename S::Operand short_step(const char* w, i64 rest) {
-  typename S::Weight padded[S::kWidth] = {};
-  __builtin_memcpy(padded, w, static_cast<std::size_t>(rest) * sizeof padded[0]);
-  return S::weights(padded);
-}
-
-// carry: the sums between blocks of k, [kRows][tokens] vectors. out[token * kUnit + row].
-template <class S, int N>
-void tile(const Walk& walk, float* carry, float* out) {
-  using Weight = typename S::Weight;
-  using X = typename S::X;
-  Vector sum[kRows][N], total[kRows][N];
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < N; ++t) {
-      total[r][t] = walk.first ? zeros() : load(carry + (r * N + t) * kLanes);
-      sum[r][t] = kRun != 0 ? zeros() : total[r][t];
-    }
-  }
-  constexpr i64 w_bytes = S::kWidth * sizeof(Weight), x_bytes = S::kWidth * sizeof(X);
-  i64 at = 0, at_x = 0;
-  for (i64 i = 0, left = kRun; i < walk.steps; ++i, at += w_bytes, at_x += x_bytes) {
-    if (kRun != 0 && left-- == 0) {
-      left = kRun - 1;
-      for (int r = 0; r < kRows; ++r) {
-        for (int t = 0; t < N; ++t) {
-          total[r][t] = add(total[r][t], sum[r][t]);
-          sum[r][t] = zeros();
-        }
-      }
-    }
-    typename S::Operand w[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      w[r] = S::weights(reinterpret_cast<const Weight*>(walk.w[r] + at));
-      if (N <= 2) __builtin_prefetch(walk.w[r] + at + walk.ahead);
-    }
-    for (int t = 0; t < N; ++t) {
-      const auto x = S::x(reinterpret_cast<const X*>(walk.x + t * walk.x_stride + at_x));
-      for (int r = 0; r < kRows; ++r) sum[r][t] = S::step(w[r], x, sum[r][t]);
-    }
-  }
-  if (walk.rest != 0) {
-    for (int r = 0; r < kRows; ++r) {
-      const auto w = short_step<S>(walk.w[r] + at, walk.rest);
-      for (int t = 0; t < N; ++t) {
-        const auto x = S::x(reinterpret_cast<const X*>(walk.x + t * walk.x_stride + at_x));
-        sum[r][t] = S::step(w, x, sum[r][t]);
-      }
-    }
-  }
-  for (int r = 0; r < kRows && kRun != 0; ++r) {
-    for (int t = 0; t < N; ++t) sum[r][t] = add(total[r][t], sum[r][t]);
-  }
-  if (walk.last) {
-    for (int t = 0; t < N; ++t) sums(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out + t * kUnit);
-    return;
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < N; ++t) store(carry + (r * N + t) * kLanes, sum[r][t]);
-  }
-}
-
 // ---- a unit of rows times a few tokens ----------------------------------------------------------
 
 using Tile = void (*)(const Walk&, float*, float*);
@@ -167,7 +92,8 @@ template <class S>
 constexpr Steps steps_of() {
 #if defined(__AVX512F__)
   return {S::kWidth, sizeof(typename S::Weight),
-          {tile<S, 1>, tile<S, 2>, tile<S, 3>, tile<S, 4>, tile<S, 5>, tile<S, 6>}};
+          {tile<S, 1>, tile<S, 2>, tile<S, 3>, tile<S, 4>, tile<S, 5>, tile<S, 6>, tile<S, 7>,
+           tile<S, 8>, tile<S, 9>, tile<S, 10>, tile<S, 11>, tile<S, 12>}};
 #elif defined(__AVX2__)
   return {S::kWidth, sizeof(typename S::Weight), {tile<S, 1>, tile<S, 2>}};
 #else
@@ -183,56 +109,96 @@ const Steps& steps_for(std::int32_t type) {
   return type == kF32 ? kF32Steps : type == kF16 ? kF16Steps : kBF16Steps;
 }
 
-using Carry = float[kTiles][kRows * kTokens * kLanes];
+// What all tokens of a chunk share, and what of the weights is used after them.
+struct Pass {
+  const DenseMatrix& w;
+  i64 row;
+  const Operand& x;
+  i64 tokens;
+  const char* next;  // rows that are multiplied next, fetched meanwhile, or nullptr
+};
 
-// out [tokens][kUnit]: rows [row, row + kUnit) of w times `tokens` rows of x.
-void unit(const DenseMatrix& w, i64 row, const Operand& x, i64 token, int tokens, bool streams,
-          Carry carry, float* out) {
-  const Steps& s = steps_for(w.type);
-  const i64 row_bytes = w.stride * s.weight_bytes, x_bytes = x.paired ? 2 : 4;
-  const char* data = reinterpret_cast<const char*>(w.data);
-  const i64 whole = w.k / s.width, rows = at_most(w.n - row, kUnit);
-  // While weights stream, whole rows: x, of a few tokens, stays in the caches anyway.
-  const i64 block = streams ? whole + 1 : kBlockBytes / (s.width * x_bytes);
-  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
-    Walk walk;
-    walk.steps = at_most(block, whole - s0);
-    walk.first = s0 == 0;
-    walk.last = s0 + walk.steps == whole;
-    walk.rest = walk.last ? w.k % s.width : 0;
-    walk.ahead = streams ? 1024 : 0;
-    walk.x = x.data + token * x.stride + s0 * s.width * x_bytes;
-    walk.x_stride = x.stride;
-    for (i64 r0 = 0; r0 < rows; r0 += kRows) {
-      for (i64 r = 0; r < kRows; ++r) {
-        // A row short of four: the last one again.
-        const i64 from = at_most(row + r0 + r, w.n - 1);
-        walk.w[r] = data + from * row_bytes + s0 * s.width * s.weight_bytes;
+// Equal shares of tokens that go through a block of k one after the other. Of float32 as many as
+// a tile of 4 rows takes: blocks of k are shorter then, and their sums' loads and stores count.
+int share(i64 tokens, bool paired) {
+  const i64 most = tokens <= kTokens || paired ? kTokens : at_most(kTokens, 6);
+  return static_cast<int>(ceil_div(tokens, ceil_div(tokens, most)));
+}
+
+i64 carry_bytes(i64 tokens) { return tokens * kUnit * kLanes * 4; }
+
+// The tile of rows [r0, r0 + rows_for(n)) of the unit and tokens [t, t + n).
+void one_tile(const Pass& p, const Steps& s, i64 s0, i64 block, i64 r0, i64 t, bool fetch,
+              float* carry, float* out) {
+  const i64 x_bytes = p.x.paired ? 2 : 4, whole = p.w.k / s.width;
+  const i64 row_bytes = p.w.stride * s.weight_bytes, step_bytes = s.width * s.weight_bytes;
+  const int n = static_cast<int>(at_most(share(p.tokens, p.x.paired), p.tokens - t)), rows = rows_for(n);
+  Walk walk;
+  walk.steps = at_most(block, whole - s0);
+  walk.first = s0 == 0;
+  walk.last = s0 + walk.steps == whole;
+  walk.rest = walk.last ? p.w.k % s.width : 0;
+  walk.x = p.x.data + t * p.x.stride + s0 * s.width * x_bytes;
+  walk.x_stride = p.x.stride;
+  const char* data = reinterpret_cast<const char*>(p.w.data);
+  for (i64 r = 0; r < rows; ++r) {
+    // A row short of a tile: the last one again.
+    walk.w[r] = data + at_most(p.row + r0 + r, p.w.n - 1) * row_bytes + s0 * step_bytes;
+  }
+  walk.ahead = 0;
+  if (fetch) {
+    if (block > whole) {
+      walk.ahead = n <= 2 ? 1024 : rows * row_bytes;
+    } else if (!walk.last) {
+      walk.ahead = block * step_bytes;
+    } else if (p.next != nullptr) {
+      walk.ahead = p.next + r0 * row_bytes - walk.w[0];
+    }
+  }
+  s.tiles[n - 1](walk, carry + (t * kUnit + r0 * n) * kLanes, out + t * kUnit + r0);
+}
+
+// out [tokens][kUnit]: rows [row, row + kUnit) of w times the rows of x.
+void unit(const Pass& p, float* carry, float* out) {
+  const Steps& s = steps_for(p.w.type);
+  const i64 whole = p.w.k / s.width, rows = at_most(p.w.n - p.row, kUnit);
+  const i64 n = share(p.tokens, p.x.paired), groups = ceil_div(p.tokens, n), step = rows_for(static_cast<int>(n));
+  if (p.tokens <= kWholeRows * kTokens) {
+    for (i64 r0 = 0; r0 < rows; r0 += step) {
+      for (i64 t = 0; t < p.tokens; t += n) {
+        // A last share of fewer tokens may take more rows in a tile.
+        const int fewer = static_cast<int>(at_most(n, p.tokens - t));
+        if (r0 % rows_for(fewer) != 0) continue;
+        one_tile(p, s, 0, whole + 1, r0, t, t == 0, carry, out);
       }
-      s.tiles[tokens - 1](walk, carry[r0 / kRows], out + r0);
+    }
+    return;
+  }
+  const i64 block = kBlockK / s.width;
+  for (i64 s0 = 0; s0 == 0 || s0 < whole; s0 += block) {
+    for (i64 t = 0, g = 0; t < p.tokens; t += n, ++g) {
+      const i64 own = rows_for(static_cast<int>(at_most(n, p.tokens - t)));
+      for (i64 r0 = 0; r0 < rows; r0 += own) {
+        one_tile(p, s, s0, block, r0, t, (r0 / own - g) % groups == 0, carry, out);
+      }
     }
   }
 }
 
-void add_bias(float* out, int tokens, const float* bias, i64 rows) {
+void add_bias(float* out, i64 tokens, const float* bias, i64 rows) {
   if (bias == nullptr) return;
-  for (int t = 0; t < tokens; ++t) {
+  for (i64 t = 0; t < tokens; ++t) {
     for (i64 r = 0; r < rows; ++r) out[t * kUnit + r] += bias[r];
   }
 }
 
-void write(const float* out, int tokens, i64 rows, const Rows& y, i64 token, i64 column) {
+void write(const float* out, i64 tokens, i64 rows, const Rows& y, i64 token, i64 column) {
   if (y.data == nullptr) return;
   const Convert to = kConvert[kFloat32][y.dtype];
-  for (int t = 0; t < tokens; ++t) {
+  for (i64 t = 0; t < tokens; ++t) {
     to(reinterpret_cast<const char*>(out + t * kUnit),
        y.data + ((token + t) * y.stride + column) * itemsize(y), rows);
   }
-}
-
-// Equal shares of at most kTokens.
-int share(i64 tokens) {
-  return static_cast<int>(ceil_div(tokens, ceil_div(tokens, kTokens)));
 }
 
 // ---- calls ------------------------------------------------------------------------------------
@@ -285,17 +251,27 @@ class Inputs {
 
 i64 chunk_of(i64 t) { return ceil_div(t, ceil_div(t, kChunk)); }
 
-void linear_unit(const DenseProduct& p, i64 row, const Operand& x, i64 first, i64 tokens) {
-  alignas(64) Carry carry;
-  alignas(64) float out[kTokens * kUnit];
+// Scratch of one unit: sums between blocks of k, and results.
+struct Room {
+  float *carry, *first, *second;
+  Room(char* memory, i64 tokens)
+      : carry(reinterpret_cast<float*>(memory)),
+        first(carry + carry_bytes(tokens) / 4),
+        second(first + tokens * kUnit) {}
+  static i64 bytes(i64 tokens) { return carry_bytes(tokens) + 2 * tokens * kUnit * 4; }
+};
+
+const char* row_of(const DenseMatrix& w, i64 row) {
+  if (row >= w.n) return nullptr;
+  return reinterpret_cast<const char*>(w.data) + row * w.stride * (w.type == kF32 ? 4 : 2);
+}
+
+void linear_unit(const DenseProduct& p, i64 row, const Operand& x, i64 first, i64 tokens,
+                 const Room& room) {
   const i64 rows = at_most(p.w.n - row, kUnit);
-  const int step = share(tokens);
-  for (i64 t = 0; t < tokens; t += step) {
-    const int n = static_cast<int>(at_most(step, tokens - t));
-    unit(p.w, row, x, t, n, tokens <= kTokens, carry, out);
-    add_bias(out, n, p.bias == nullptr ? nullptr : p.bias + row, rows);
-    write(out, n, rows, p.y, first + t, row);
-  }
+  unit({p.w, row, x, tokens, row_of(p.w, row + kUnit)}, room.carry, room.first);
+  add_bias(room.first, tokens, p.bias == nullptr ? nullptr : p.bias + row, rows);
+  write(room.first, tokens, rows, p.y, first, row);
 }
 
 void linear(const DenseProduct* products, int count, const Rows& x, i64 t, int threads) {
@@ -308,13 +284,16 @@ void linear(const DenseProduct* products, int count, const Rows& x, i64 t, int t
   }
   const i64 chunk = chunk_of(t);
   Inputs inputs(chunk, products[0].w.k, plain, pairs);
+  Slots slots(threads, Room::bytes(chunk));
   for (i64 t0 = 0; t0 < t; t0 += chunk) {
     const i64 tokens = at_most(chunk, t - t0);
     inputs.read(x, t0, tokens, threads);
     parallel(units, threads, [&](i64 i) {
       const DenseProduct* p = products;
       for (; i >= ceil_div(p->w.n, kUnit); ++p) i -= ceil_div(p->w.n, kUnit);
-      linear_unit(*p, i * kUnit, inputs.of(p->w), t0, tokens);
+      char* memory = slots.take();
+      linear_unit(*p, i * kUnit, inputs.of(p->w), t0, tokens, Room(memory, tokens));
+      slots.give(memory);
     });
   }
 }
@@ -342,30 +321,25 @@ void act_and_mul(std::int32_t act, float* gate, float* up, i64 n) {
 }
 
 void gated_unit(const DenseMLP& mlp, i64 row, const Inputs& x, i64 first, i64 tokens,
-                const Operand& h) {
-  alignas(64) Carry carry;
-  alignas(64) float gate[kTokens * kUnit], up[kTokens * kUnit];
+                const Operand& h, const Room& room) {
+  float *gate = room.first, *up = room.second;
   const i64 rows = at_most(mlp.gate.n - row, kUnit);
-  const int step = share(tokens);
-  for (i64 t = 0; t < tokens; t += step) {
-    const int n = static_cast<int>(at_most(step, tokens - t));
-    // Rows that a short unit has not: 0, whose activation is finite.
-    if (rows < kUnit) {
-      __builtin_memset(gate, 0, sizeof gate);
-      __builtin_memset(up, 0, sizeof up);
-    }
-    unit(mlp.gate, row, x.of(mlp.gate), t, n, tokens <= kTokens, carry, gate);
-    unit(mlp.up, row, x.of(mlp.up), t, n, tokens <= kTokens, carry, up);
-    add_bias(gate, n, mlp.gate_bias == nullptr ? nullptr : mlp.gate_bias + row, rows);
-    add_bias(up, n, mlp.up_bias == nullptr ? nullptr : mlp.up_bias + row, rows);
-    write(gate, n, rows, mlp.pre_gate, first + t, row);
-    write(up, n, rows, mlp.pre_up, first + t, row);
-    act_and_mul(mlp.act, gate, up, n * kUnit);
-    write(gate, n, rows, mlp.product, first + t, row);
-    if (h.data == nullptr) continue;
-    const i64 bytes = h.paired ? 2 : 4;
-    write(gate, n, rows, {h.data, h.stride / bytes, h.paired ? kBFloat16 : kFloat32}, t, row);
+  // Rows that a short unit has not: 0, whose activation is finite.
+  if (rows < kUnit) {
+    __builtin_memset(gate, 0, tokens * kUnit * 4);
+    __builtin_memset(up, 0, tokens * kUnit * 4);
   }
+  unit({mlp.gate, row, x.of(mlp.gate), tokens, row_of(mlp.up, row)}, room.carry, gate);
+  unit({mlp.up, row, x.of(mlp.up), tokens, row_of(mlp.gate, row + kUnit)}, room.carry, up);
+  add_bias(gate, tokens, mlp.gate_bias == nullptr ? nullptr : mlp.gate_bias + row, rows);
+  add_bias(up, tokens, mlp.up_bias == nullptr ? nullptr : mlp.up_bias + row, rows);
+  write(gate, tokens, rows, mlp.pre_gate, first, row);
+  write(up, tokens, rows, mlp.pre_up, first, row);
+  act_and_mul(mlp.act, gate, up, tokens * kUnit);
+  write(gate, tokens, rows, mlp.product, first, row);
+  if (h.data == nullptr) return;
+  const i64 bytes = h.paired ? 2 : 4;
+  write(gate, tokens, rows, {h.data, h.stride / bytes, h.paired ? kBFloat16 : kFloat32}, 0, row);
 }
 
 void gated_mlp(const DenseMLP& mlp, const Rows& x, i64 t, const Rows& y, int threads) {
@@ -376,6 +350,7 @@ void gated_mlp(const DenseMLP& mlp, const Rows& x, i64 t, const Rows& y, int thr
   const bool down = mlp.down.data != nullptr;
   const i64 stride = operand_stride(width, paired(mlp.down));
   Buffer product(down ? chunk * stride : 0);
+  Slots slots(threads, Room::bytes(chunk));
   const Operand h{down ? product.get() : nullptr, stride, paired(mlp.down)};
   const DenseProduct last{mlp.down, mlp.down_bias, y};
   for (i64 t0 = 0; t0 < t; t0 += chunk) {
@@ -384,11 +359,17 @@ void gated_mlp(const DenseMLP& mlp, const Rows& x, i64 t, const Rows& y, int thr
     for (i64 i = 0; i < tokens && down; ++i) {
       __builtin_memset(h.data + i * stride + used, 0, stride - used);
     }
-    parallel(ceil_div(width, kUnit), threads,
-             [&](i64 i) { gated_unit(mlp, i * kUnit, inputs, t0, tokens, h); });
+    parallel(ceil_div(width, kUnit), threads, [&](i64 i) {
+      char* memory = slots.take();
+      gated_unit(mlp, i * kUnit, inputs, t0, tokens, h, Room(memory, tokens));
+      slots.give(memory);
+    });
     if (!down) continue;
-    parallel(ceil_div(mlp.down.n, kUnit), threads,
-             [&](i64 i) { linear_unit(last, i * kUnit, h, t0, tokens); });
+    parallel(ceil_div(mlp.down.n, kUnit), threads, [&](i64 i) {
+      char* memory = slots.take();
+      linear_unit(last, i * kUnit, h, t0, tokens, Room(memory, tokens));
+      slots.give(memory);
+    });
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 #if defined(__AVX512F__)
 
 constexpr int kLanes = 16;
-constexpr int kTokens = 6;  // 24 sums, 4 vectors of weights, 1 of x: 29 of 32 registers
+constexpr int kTokens = 12;  // 24 sums of 6 tokens and 4 rows or 12 and 2: 29 of 32 registers
 constexpr int kRun = 0;     // no runs: with 16 partial sums each is short enough
 
 using Vector = __m512;
