@@ -379,6 +379,7 @@ def test_a_text_that_is_too_long_is_said_and_not_run(lab: Lab) -> None:
     lab.go("/neurons?model=llama-3-8b&off=<script>&layer=-3&position=x&neuron=%22")
     lab.page.wait_for_function(_FILLED)
     assert not lab.page.locator(".error").count()
+    lab.page.get_by_text("llama-3-8b has no weights here to run; this is the demo model").wait_for()
     said = lab.page.inner_text(".warn[role=status]")
     for wrong in ("no token x", "no layer -3", 'no neuron "', "left out: <script>"):
         assert wrong in said

