@@ -357,6 +357,7 @@ def test_a_neuron_is_looked_at_and_switched_off(lab: Lab) -> None:
     lab.page.wait_for_function("location.search.includes('layer=0')")
     lab.page.wait_for_function("location.search.includes('position=3')")
     lab.page.wait_for_function("document.body.innerText.includes('Layer 0 at “␣France”')")
+    assert "that are off" not in lab.page.inner_text(".keys")
     lab.page.get_by_role("button", name="Switch off the 8 strongest of layer 0").click()
     lab.page.wait_for_function("(location.search.match(/0:/g) || []).length === 8")
     moved = lab.page.locator(".figures").last.locator("dd").first

