@@ -49,6 +49,16 @@ def test_a_page_that_cannot_be_written_costs_no_time(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_one_file_cannot_be_both(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    both = ("--notebook", str(tmp_path / "a"), "--html", str(tmp_path / "sub" / ".." / "a"))
+    for force in ((), ("--force",)):
+        code, out, err = invoke(*both, *force)
+        assert (code, out) == (2, "")
+        assert "--notebook and --html name one file" in err
+    assert not (tmp_path / "a").exists()
+
+
 def test_without_the_packages_for_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_handbook, "NEEDED", ("no_such_package",))
     code, _, err = invoke("--html", str(tmp_path / "h.html"))

@@ -38,6 +38,10 @@ def handbook(
         return
     from gateup.lab.handbook.files import refuse, write
 
+    if notebook is not None and html is not None and _same(notebook, html):
+        raise UsageError(
+            f"--notebook and --html name one file, {html}", remedy="two names, or one of the two"
+        )
     for path in (notebook, html):
         if path is not None:
             refuse(path, force=force)  # before seconds are spent on its content
@@ -57,3 +61,8 @@ def handbook(
 
         write(html, page(language))
         print(html)
+
+
+def _same(a: Path, b: Path) -> bool:
+    """Whether both are one file, which need not be there: by links, dots or another spelling."""
+    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
