@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from gateup.errors import InputError, UsageError
@@ -41,7 +42,12 @@ def start(folder: Path, exercise: Exercise, lang: str, *, force: bool = False) -
 def read(path: Path) -> str:
     """The learner's code. InputError where there is none, UsageError where it was not begun."""
     try:
-        if path.stat().st_size > SIZE_LIMIT:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a FIFO would be waited for
+            raise InputError(
+                "cannot be read: not a file", where=str(path), expected="a Python file"
+            )
+        if found.st_size > SIZE_LIMIT:
             raise InputError("too large for a solution", where=str(path), expected="under 1 MiB")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
