@@ -154,7 +154,6 @@ def test_gate_and_up_that_disagree_are_torn(
         ("num_hidden_layers", 2),
         ("num_hidden_layers", 7),
         ("hidden_size", 32),
-        ("tie_word_embeddings", None),
     ],
 )
 def test_an_edited_field_is_named_and_set_right(
@@ -162,8 +161,6 @@ def test_an_edited_field_is_named_and_set_right(
 ) -> None:
     """head_dim is given, so that each field changes its own shapes only."""
     true = {**tiny, "head_dim": 16}
-    if field == "tie_word_embeddings":
-        true, value = {**true, field: True}, False
     folder = write(tmp_path / "m", {**true, field: value}, tensors_of(true))
     found = only(check(folder).findings, "config.fields")
     assert {k for k in found.numbers if k.endswith(".fits")} == {f"{field}.fits"}
@@ -172,6 +169,32 @@ def test_an_edited_field_is_named_and_set_right(
     assert rules(folder) <= {"config.fields"}
     # the remedy is true
     assert rules(write(folder, true, tensors_of(true))) == set()
+
+
+@pytest.mark.parametrize("flag", [False, None])
+@pytest.mark.parametrize("lost", ["flag", "head"])
+def test_a_missing_head_is_not_said_to_be_the_embedding(
+    tmp_path: Path,
+    write: Make,
+    tensors_of: Make,
+    tiny: Config,
+    only: Make,
+    flag: bool | None,
+    lost: str,
+) -> None:
+    """The same files come of a tied model whose flag was lost and of an untied one's lost head."""
+    tensors = tensors_of({**tiny, "tie_word_embeddings": lost == "flag"})
+    tensors.pop("lm_head.weight", None)
+    folder = write(tmp_path / "m", {**tiny, "tie_word_embeddings": flag}, tensors)
+    found = only(check(folder).findings, "config.fields")
+    assert found.severity == "error"
+    assert "cannot tell the two apart" in found.cause
+    assert found.remedy.startswith("fetch the files again")
+    assert "Only if the model that these weights came from was tied" in found.remedy
+    assert "known llama models: " in found.remedy
+    assert found.remedy.endswith("every tensor fits then")
+    tied = {**tiny, "tie_word_embeddings": True}
+    assert rules(write(folder, tied, tensors)) == set()
 
 
 def test_two_edited_fields(

@@ -230,3 +230,21 @@ def test_odd_values_are_no_crash(described: Described, odd: Any) -> None:
                 continue
             for rule in RULES.values():
                 list(rule(context))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1e30, "hardly a dimension turns"), (1.5, "alike"), (99, "alike"), (2e11, "hardly")],
+)
+def test_a_base_that_no_model_is_near(described: Described, value: float, words: str) -> None:
+    for places in ({"rope_theta": value}, {"rope_parameters": {"rope_theta": value}}):
+        (found,) = run("semantics.rope_base", described(config("llama-3-8b", **places)))
+        assert found.severity == "warning"
+        assert words in found.cause
+        assert "llama models have 10000, 100000, 130000, 500000" in found.title
+
+
+@pytest.mark.parametrize("value", [1e4, 4.5192e10])
+def test_published_bases_are_plausible(described: Described, value: float) -> None:
+    model = config("llama-2-7b", rope_theta=value, hidden_size=2048)
+    assert run("semantics.rope_base", described(model)) == []

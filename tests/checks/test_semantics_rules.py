@@ -306,3 +306,13 @@ def test_odd_values_are_no_crash(described: Described, odd: Any) -> None:
             continue
         for rule in RULES.values():
             list(rule(context))
+
+
+@pytest.mark.parametrize("value", [1.0, 1e30, 2])
+@pytest.mark.parametrize("preset", ["llama-3-8b", "smollm2-135m"])
+def test_an_eps_above_a_rows_mean_square_is_an_error(
+    described: Described, preset: str, value: float
+) -> None:
+    (found,) = run("semantics.eps", described(config(preset, rms_norm_eps=value)))
+    assert found.severity == "error"
+    assert "every output small" in found.cause

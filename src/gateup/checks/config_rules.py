@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateup.checks import known
 from gateup.checks.context import Context
 from gateup.checks.edits import Edit
 from gateup.checks.finding import Evidence, Finding
@@ -21,6 +22,7 @@ from gateup.checks.shapes import (
 from gateup.checks.words import in_layers
 from gateup.files.header import many
 from gateup.files.mismatch import Mismatch
+from gateup.model import presets
 from gateup.model.families import family_of
 from gateup.model.families.per_layer import deci_width
 from gateup.model.spec import GatedMLPSpec
@@ -60,8 +62,31 @@ def fields(context: Context) -> Iterable[Finding]:
         f"{said}, the files fit {fits}",
         tuple(_evidence(wrong, source)),
         _why(edit, context),
-        f"set {fits} in {source}" + ("" if _leftover(edit) else "; every tensor fits then"),
+        _remedy(context, edit, f"set {fits} in {source}"),
         numbers,
+    )
+
+
+def _remedy(context: Context, edit: Edit, setting: str) -> str:
+    """The edit; where it takes the embedding for a head that is not there, only with a proof."""
+    fits = "" if _leftover(edit) else "; every tensor fits then"
+    if edit.changes.get("tie_word_embeddings", (None, False))[1] is not True:
+        return setting + fits
+    twins = known.twins(context.spec)
+    alike = twins or [
+        p for p in presets.PRESETS.values() if p.config.get("model_type") == context.spec.family
+    ]
+    tied = [p for p in alike if presets.spec(p.name).tie_word_embeddings]
+    usual = (
+        f"{'presets of its sizes' if twins else f'known {context.spec.family} models'}: "
+        f"{len(tied)} of {len(alike)} tied; "
+        if alike
+        else ""
+    )
+    return (
+        "fetch the files again, from where the head (lm_head.weight) is. Only if the model that "
+        "these weights came from was tied, as its own config.json or its base's tells "
+        f"({usual}a head of its own is lost for good by this): {setting}{fits}"
     )
 
 
@@ -104,8 +129,9 @@ _REASONS: Mapping[str, str] = {
     "vocab_size": "The embedding was resized, or never was, and config.json says otherwise.",
     "num_hidden_layers": "Layers were added or removed and config.json was not. What is beyond its "
     "number is dropped at load with a line in a log; what is missing is made up at random.",
-    "tie_word_embeddings": "There is no head in the files: it is the embedding. Untied, a loader "
-    "fills the head with random numbers.",
+    "tie_word_embeddings": "There is no head in the files, and untied a loader makes it up at "
+    "random. Either the model was tied and the flag is lost, or the head is: the files cannot tell "
+    "the two apart.",
     "mlp_bias": "The MLPs' biases are in the files; a loader drops what is not declared.",
     "attention_bias": "The projections' biases are in the files; a loader drops what is not "
     "declared.",

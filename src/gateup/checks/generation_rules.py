@@ -8,6 +8,7 @@ from typing import Any
 from gateup.checks import known
 from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
+from gateup.checks.generation_usual import in_range
 from gateup.checks.rule import rule
 from gateup.checks.words import written
 
@@ -154,7 +155,7 @@ def values(context: Context) -> Iterable[Finding]:
             "A number written as text is compared as text, or refused deep inside the engine."
             if isinstance(value, str)
             else "Outside its range the setting has no meaning; engines refuse it.",
-            f"write a number: {key}: {value}" if isinstance(value, str) else "correct or remove it",
+            in_range(key, name, value, "1 or more" if zero else wanted),
         )
     many = _number(settings, "num_return_sequences")
     beams = _number(settings, "num_beams") or 1

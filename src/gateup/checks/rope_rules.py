@@ -11,10 +11,13 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 from gateup.checks.words import written
 from gateup.files.header import clip
+from gateup.model.presets import PRESETS
 
 KEYS = ("rope_parameters", "rope_scaling")
 # What the classes take where the config is silent, as far as it is the same number in all engines.
 DEFAULT_BASE = 10000.0
+# Published bases go from 10000 to 4.5e10, of Llama 3 stretched to 4 million positions.
+LOWEST, HIGHEST = 1e2, 1e11
 SILENT_MEANS_DEFAULT = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2"})
 
 
@@ -96,6 +99,10 @@ def rope_base(context: Context) -> Iterable[Finding]:
             else "use the rope_theta of the original config.json",
         )
         return
+    far = [r for r in ropes(spec.config) if r.base is not None and not LOWEST <= r.base <= HIGHEST]
+    if far:
+        yield _implausible(context, far[0])
+        return
     twins = [p for p in known.twins(spec) if known.number(p.config.get("rope_theta"))]
     if not twins:
         return
@@ -103,6 +110,33 @@ def rope_base(context: Context) -> Iterable[Finding]:
     if base is None:
         return
     yield from _against_twins(context, base, twins)
+
+
+def _implausible(context: Context, rope: Rope) -> Finding:
+    """A base that no published model is near."""
+    base = rope.base or 0.0
+    where = f"{rope.where}.rope_theta" if "rope_theta" in rope.values else "rope_theta"
+    bases = sorted(
+        {
+            float(p.config["rope_theta"])
+            for p in PRESETS.values()
+            if p.config.get("model_type") == context.spec.family and p.config.get("rope_theta")
+        }
+    )
+    usual = ", ".join(map(written, bases)) or "10000 to 10000000"
+    return Finding(
+        "semantics.rope_base",
+        "warning",
+        f"the rotary base is {written(base)}; {context.spec.family} models have {usual}",
+        (Evidence(where, written(base), usual, _source(context, where)),),
+        "With so small a base every dimension turns by a radian or so a position, and positions a"
+        " few tokens apart look alike."
+        if base < LOWEST
+        else "With so large a base hardly a dimension turns within the context, and the model sees"
+        " no order in most of them.",
+        "use the rope_theta of the original config.json",
+        {"found": base},
+    )
 
 
 def _no_base(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -206,13 +206,15 @@ def eps(context: Context) -> Iterable[Finding]:
     if key is None:
         return
     value = known.number(config[key])
-    if value is None or value <= 0:
+    if value is None or not 0 < value < 1:
         yield Finding(
             "semantics.eps",
             "error",
             f"{key} is {str(config[key])[:40]}",
-            (Evidence(key, repr(config[key])[:60], "a number above 0", _field(context, key)),),
-            "eps keeps the norm of an all-zero row from dividing by zero; it must be a number.",
+            (Evidence(key, repr(config[key])[:60], "a number from 0 to 1", _field(context, key)),),
+            "eps keeps the norm of an all-zero row from dividing by zero. It must be a number above"
+            " 0, and far below the mean square of a row, which is about 1: a larger one makes every"
+            " output small.",
             "write 1e-05 or 1e-06, as the original config.json has it",
         )
         return
