@@ -62,6 +62,12 @@ def test_a_changed_width_is_the_model_of_that_config(models: Models, tmp_path: P
     assert "quant.rows" in {f.rule for f in found}
 
 
+def test_kv_heads_that_are_fewer_than_ranks_are_said(models: Models) -> None:
+    found = consequences(models.open("llama-3-8b"), "", 1)
+    assert (found.degrees, found.kv_heads) == ((2, 4, 8, 16), 8)
+    assert consequences(models.open("llama-2-7b"), "", 1).kv_heads is None  # 32 of them
+
+
 def test_what_a_width_changes(models: Models) -> None:
     before = models.open("llama-3-8b")
     changes = shape_changes(before.spec, edited(before, 0, 14_368).spec)

@@ -223,12 +223,14 @@ class Consequences:
     """What the widths mean for splitting and storing.
 
     degrees   tensor-parallel degrees from 2 to 16 that heads and widths allow
+    kv_heads  where a degree is above it: the fewest KV heads of a layer, held more than once then
     ratio     I / H of the dense MLP or of one expert; None where there is no single one
     divides   width's name -> (width, the largest of 256, 128, 64, 32, … that divides it)
     findings  of `gateup check --tp --quant`, worst first
     """
 
     degrees: tuple[int, ...]
+    kv_heads: int | None
     ratio: float | None
     divides: Mapping[str, tuple[int, int]]
     findings: tuple[Finding, ...]
@@ -242,8 +244,13 @@ def consequences(checkpoint: Checkpoint, quant: str, tp: int) -> Consequences:
     report = run_rules(read_context(checkpoint, request), rules)
     sizes = {"hidden_size": spec.hidden_size, **dict(widths(spec))}
     width = mlp_width(spec)
+    degrees = tuple(tensor_parallel_degrees(spec))
+    attentions = [x.attention for x in spec.layers if x.attention is not None]
+    # What latent attention caches has no heads: every rank holds the whole of it.
+    fewest = min((a.num_kv_heads for a in attentions if a.mla is None), default=None)
     return Consequences(
-        tuple(tensor_parallel_degrees(spec)),
+        degrees,
+        fewest if fewest is not None and max(degrees, default=0) > fewest else None,
         width.value / spec.hidden_size if width else None,
         {name: (n, _power(n)) for name, n in sizes.items()},
         report.findings,

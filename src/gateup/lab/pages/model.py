@@ -216,7 +216,10 @@ class _View:
         for name, (n, power) in found.divides.items():
             lines.append(t("divides", name=name, n=f"{n:,}", power=power))
         degrees = ", ".join(map(str, found.degrees))
-        lines.append(t("degrees", degrees=degrees) if degrees else t("degrees_none"))
+        line = t("degrees", degrees=degrees) if degrees else t("degrees_none")
+        if found.kv_heads is not None:
+            line += t("degrees_kv", n=found.kv_heads)
+        lines.append(line)
         items = "".join(f"<li>{text(line)}</li>" for line in lines)
         title = t("findings", quant=quant or t("as_stored"), tp=tp)
         findings = "".join(self._finding(f) for f in found.findings)

@@ -40,6 +40,8 @@ EN = {
     "count": "how many",
     "follows": "What must follow",
     "degrees": "Tensor parallel divides heads and widths at: {degrees}",
+    "degrees_kv": ". Beyond {n}, the number of KV heads, each of these is held by more than one "
+    "rank.",
     "degrees_none": "No tensor-parallel degree from 2 to 16 divides heads and widths.",
     "ratio": "I / H = {ratio}. An MLP with three matrices has the parameters of the classic one "
     "with two at 4·H when I = 8/3·H ≈ 2.667·H.",
@@ -91,6 +93,7 @@ ZH = {
     "count": "个数",
     "follows": "必须随之改变的",
     "degrees": "张量并行可整除注意力头与宽度的度数：{degrees}",
+    "degrees_kv": "。超过 KV 头数 {n} 时，每个 KV 头由不止一个 rank 保存。",
     "degrees_none": "2 到 16 之间没有任何张量并行度能整除注意力头与宽度。",
     "ratio": "I / H = {ratio}。当 I = 8/3·H ≈ 2.667·H 时，"
     "三个矩阵的 MLP 与 4·H 的经典两矩阵 FFN 参数量相同。",
