@@ -284,8 +284,9 @@ def test_a_tokenizer_of_another_model(model: Path) -> None:
 
 def test_no_tokenizer_and_a_broken_one(model: Path) -> None:
     (model / "tokenizer.json").write_text('{"model": 5}')
-    with pytest.raises(InputError, match=r"tokenizer.json cannot be read"):
+    with pytest.raises(InputError, match=r"tokenizer.json cannot be read") as raised:
         load_tokenizer(open_model(model))
+    assert str(raised.value.remedy).startswith("fetch tokenizer.json again")
     (model / "tokenizer.json").unlink()
     with pytest.raises(InputError, match="there is no tokenizer beside the model"):
         load_tokenizer(open_model(model))

@@ -172,7 +172,13 @@ def _from_folder(checkpoint: Checkpoint) -> Parts:
         if type(e) is not Exception:  # the library raises the plain class, for anything it refuses
             raise
         what = f"tokenizer.json cannot be read: {clip(str(e), 200)}"
-        raise InputError(what, where=str(file)) from None
+        raise InputError(
+            what,
+            where=str(file),
+            expected="a file of the tokenizers library, as beside the model it came with",
+            remedy="fetch tokenizer.json again; where it is whole, it may need a later version: "
+            "pip install -U tokenizers",
+        ) from None
     core.no_padding()
     core.no_truncation()
     settings = _optional(file.with_name("tokenizer_config.json"))
