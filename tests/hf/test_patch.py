@@ -170,6 +170,44 @@ def test_a_subclass_with_its_own_forward_is_left() -> None:
     assert [x.cls for x in report.left] == ["OwnMLP"]
 
 
+def test_a_subclass_is_left_whatever_it_is_called() -> None:
+    """Three classes, none of whose names looks like an MLP's."""
+
+    class S(LlamaMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    class Deeper(S):
+        pass
+
+    class Block(Deeper):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -x
+
+    for cls in (S, Deeper, Block):
+        model = build("llama")
+        model.model.layers[0].mlp.__class__ = cls
+        before = logits(model)
+        report = gateup.patch(model, quiet=True)
+        why = "it is a LlamaMLP with another forward"
+        assert report.left == (Left("model.layers.0.mlp", cls.__name__, why),)
+        assert [p.name for p in report.patched] == ["model.layers.1.mlp"]
+        assert torch.equal(logits(model), before)
+
+
+def test_a_shared_mlp_is_meant_by_each_of_its_names() -> None:
+    model = build("llama")
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    for include in ("model.layers.1.mlp", "model.layers.0.mlp"):
+        report = gateup.patch(model, include=include, quiet=True)
+        assert [p.name for p in report.patched] == [include]
+        assert len(forwards(model)) == 1
+        gateup.unpatch(model)
+    assert [p.name for p in gateup.patch(model, quiet=True).patched] == ["model.layers.0.mlp"]
+    with pytest.raises(UsageError, match="is the name of none of the 2 MLPs"):
+        gateup.patch(model, include="model.layers.2.mlp")
+
+
 def test_include_chooses_by_name() -> None:
     model = build("llama")
     report = gateup.patch(model, include="*.1.mlp", quiet=True)

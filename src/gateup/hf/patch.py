@@ -19,7 +19,7 @@ from gateup.hf.experts import ApplyGate
 from gateup.hf.forward import FORWARDS, SLOTS, Forward
 from gateup.hf.include import names, patterns, refuse_unmatched
 from gateup.hf.report import Left, Patched, PatchReport
-from gateup.hf.table import ROWS, Row, act_of, gates_as_declared, row_of
+from gateup.hf.table import ROWS, Row, act_of, ancestor_of, gates_as_declared, row_of
 from gateup.ops.options import MLPOptions, checked
 
 # What an MLP's class tends to be called, and what a gated one tends to hold.
@@ -49,7 +49,9 @@ def patch(
     options = MLPOptions() if options is None else checked(options)
     given = patterns(include)
     candidates = tuple(_candidates(model))
-    refuse_unmatched(given, [name for name, _ in candidates])
+    also = _also(model, candidates) if given else {}
+    refuse_unmatched(given, [n for name, _ in candidates for n in (name, *also.get(name, ()))])
+    candidates = tuple((_asked(name, also, given), module) for name, module in candidates)
     chosen: list[tuple[str, nn.Module, Row, str]] = []
     left: list[Left] = []
     for name, module in candidates:
@@ -128,6 +130,9 @@ def _why_not(
     module: nn.Module, row: Row | None, options: MLPOptions, name: str, given: tuple[str, ...]
 ) -> str | None:
     if row is None:
+        stock = ancestor_of(module)
+        if stock is not None:
+            return f"it is a {stock} with another forward"
         if any(hasattr(module, part) for part in _PARTS):
             return f"{type(module).__module__} is not in gateup's table of gated MLPs"
         return "it has no gate"
@@ -177,8 +182,26 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in _modules(model):
-        if row_of(module) is not None or _LOOKS.search(type(module).__name__):
+        if ancestor_of(module) is not None or _LOOKS.search(type(module).__name__):
             yield name, module
+
+
+def _also(
+    model: nn.Module, candidates: tuple[tuple[str, nn.Module], ...]
+) -> dict[str, tuple[str, ...]]:
+    """First name -> the other names of a module that several places of the model share."""
+    first = {id(module): name for name, module in candidates}
+    more: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        known = first.get(id(module))
+        if known is not None and name != known:
+            more[known] = (*more.get(known, ()), name)
+    return more
+
+
+def _asked(name: str, also: dict[str, tuple[str, ...]], given: tuple[str, ...]) -> str:
+    """The name by which `include` means a module; its first where it means none or all."""
+    return next((n for n in (name, *also.get(name, ())) if names(n, given)), name)
 
 
 def _not_around(left: list[Left], done: tuple[Patched, ...]) -> tuple[Left, ...]:

@@ -129,6 +129,12 @@ def row_of(module: nn.Module) -> Row | None:
     return TABLE.get(_home(module, "forward"))
 
 
+def ancestor_of(module: nn.Module) -> str | None:
+    """The class of the table that `module`'s class derives from; None where there is none."""
+    classes = ((c.__module__, c.__qualname__) for c in type(module).__mro__)
+    return next((key[1] for key in classes if key in TABLE), None)
+
+
 def _home(module: nn.Module, attribute: str) -> tuple[str, str]:
     for cls in type(module).__mro__:
         if attribute in vars(cls):
