@@ -96,7 +96,7 @@ def one(values: dict[str, Any], rule: str, base: str = "llama-3-8b", **asked: An
 def test_healthy_files_pass_clean(values: dict[str, Any]) -> None:
     report = checked(values)
     assert [f"{f.rule}: {f.title}" for f in of(report)] == []
-    assert len([r for r in report.ran if r.startswith("trainer.")]) == 16
+    assert len([r for r in report.ran if r.startswith("trainer.")]) == 17
 
 
 def test_a_yaml_file_as_it_lies_on_disk(tmp_path: Path) -> None:
@@ -410,3 +410,36 @@ def test_thousands_of_unknown_keys_are_not_all_compared(monkeypatch: pytest.Monk
     monkeypatch.setattr(trainer_rules, "_near", lambda key, known: asked.append(key))
     check("llama-3-8b", trainer=HEALTHY | {f"lora_ran{i}": 1 for i in range(12_000)})
     assert len(asked) == trainer_rules.MAX_UNKNOWN
+
+
+LOOP: dict[str, Any] = {"a": {}}
+LOOP["a"]["b"] = LOOP["a"]
+
+
+@pytest.mark.parametrize(
+    "values", [{"foo": 1}, LOOP, {}, {"training": {"learning_rate": 1e-4}}, {"jobs": [], "on": "x"}]
+)
+def test_a_file_without_a_trainers_setting(values: dict[str, Any]) -> None:
+    report = checked(values)
+    found = next(f for f in report.findings if f.rule == "trainer.settings")
+    assert found.severity == "warning"
+    assert "no setting of a trainer was recognised" in found.title
+    assert [r for r in report.ran if r.startswith("trainer.")] == ["trainer.settings"]
+    assert "holds no setting that is known" in report.skipped["trainer.values"]
+
+
+@pytest.mark.parametrize(
+    "values", [{"lr": 1e-4}, {"learning_rte": 1e-4}, {"base_model": "x", "foo": 1}, {"r": 8}]
+)
+def test_one_setting_or_a_slip_is_enough(values: dict[str, Any]) -> None:
+    report = checked(values)
+    assert [f for f in report.findings if f.rule == "trainer.settings"] == []
+    assert "trainer.values" in report.ran
+
+
+def test_an_anchor_in_itself_is_a_file_without_settings(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("a: &a\n  b: *a\n")
+    report = check("llama-3-8b", trainer=path)
+    assert "trainer.settings" in {f.rule for f in report.findings}
+    assert report.failed == {}

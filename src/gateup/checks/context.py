@@ -10,6 +10,7 @@ from typing import Any, Literal
 from gateup.checks.edits import Edit, find_edit
 from gateup.checks.measured import Trial, WeightScan
 from gateup.checks.tokenizer_files import TokenizerInfo
+from gateup.checks.trainer_keys import is_trainers
 from gateup.checks.trainer_model import NamedModel
 from gateup.errors import GateupError
 from gateup.files.adapter import Adapter
@@ -134,12 +135,21 @@ class Context:
             return "GGUF metadata" if kind == "gguf" else "config.json"
         return part
 
+    @cached_property
+    def _trains(self) -> bool:
+        """Whether a trainer's file was given, and is one."""
+        return self.trainer is not None and is_trainers(self.trainer)
+
     def has(self, need: Need) -> bool:
         """Whether a part that a rule needs is there."""
         if need == "headers":
             return bool(self.checkpoint.headers)
+        if need == "trainer":
+            return self._trains
         return getattr(self, need) is not None
 
     def why_not(self, need: Need) -> str:
         """Why a part is not there."""
+        if need == "trainer" and self.trainer is not None:
+            return "the trainer's file holds no setting that is known"
         return self.unmeasured.get(need) or NEEDS[need]

@@ -6,6 +6,10 @@ Names are those of LLaMA-Factory's argument classes (0.9), of Seq2SeqTrainingArg
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
+
 MODEL = """
 model_name_or_path adapter_name_or_path adapter_folder cache_dir use_fast_tokenizer resize_vocab
 split_special_tokens add_tokens add_special_tokens new_special_tokens new_special_tokens_config
@@ -114,6 +118,8 @@ KNOWN: dict[str, frozenset[str]] = {
     # Scripts add keys of their own to transformers' and PEFT's.
     "transformers": _TRAINING | frozenset(PEFT.split()),
 }
+# Keys that are no slip are compared with the known ones at 0.8 ms each.
+MAX_COMPARED = 50
 
 # What other trainers call it -> LLaMA-Factory's name.
 ELSEWHERE = {
@@ -141,3 +147,24 @@ ELSEWHERE = {
     "lr_scheduler": "lr_scheduler_type",
     "scheduler": "lr_scheduler_type",
 }
+
+
+def near(key: str, known: frozenset[str]) -> str | None:
+    """The known key that a slip of the pen would make into `key`."""
+    plain = key.lower().replace("-", "_").strip("_ ")
+    if plain in known:
+        return plain
+    close = get_close_matches(plain, known, n=1, cutoff=0.88)
+    # per_device_eval_x beside per_device_train_x: another word is no slip.
+    if not close or abs(len(close[0]) - len(plain)) > 2:
+        return None
+    return close[0]
+
+
+def is_trainers(keys: Iterable[object]) -> bool:
+    """Whether one of the keys is a trainer's setting, or a slip of the pen away from one."""
+    known = LLAMAFACTORY | KNOWN["peft"] | ELSEWHERE.keys() | {"adapter", "lora_target_modules"}
+    texts = [k for k in keys if isinstance(k, str) and len(k) <= 80]
+    return any(k in known for k in texts) or any(
+        near(k, known) is not None for k in islice(texts, MAX_COMPARED)
+    )

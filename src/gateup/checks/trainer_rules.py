@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -19,6 +18,7 @@ from gateup.checks.lora_targets import leaf_of, linear_modules, match_targets
 from gateup.checks.rule import rule
 from gateup.checks.trainer_files import TrainerRun, read_run
 from gateup.checks.trainer_keys import ELSEWHERE, KNOWN
+from gateup.checks.trainer_keys import near as _near
 from gateup.files.header import clip, listed, many
 
 # Unknown keys that are compared with the known ones, at 0.8 ms each.
@@ -58,6 +58,32 @@ def values(context: Context) -> Iterable[Finding]:
         )
 
 
+@rule("trainer.settings", "The trainer's file holds settings of a trainer", worst="warning")
+def settings(context: Context) -> Iterable[Finding]:
+    """A file none of whose keys is a setting of LLaMA-Factory, TrainingArguments, PEFT or axolotl
+    says nothing about a training: it is another program's, or its settings lie one level deeper
+    than they should. The rules of trainers' files then count as not checked.
+
+    Example: `foo: 1`; or `training: {learning_rate: 1.0e-4, lora_rank: 8}`, all of it under one
+    key that no trainer reads.
+    """
+    values = context.trainer
+    if values is None or context.has("trainer"):
+        return
+    source = context.source("trainer")
+    keys = [clip(k, 40)[1:-1] for k in values]
+    yield Finding(
+        "trainer.settings",
+        "warning",
+        f"no setting of a trainer was recognised in {source}",
+        tuple(Evidence(k, "unknown", "a trainer's setting", source) for k in keys[:10]),
+        f"Its keys are {listed(keys, 5)}." if keys else "It holds no keys.",
+        "name the file that the training is started with; settings stand at its top: "
+        "learning_rate, lora_rank, per_device_train_batch_size",
+        {"keys": len(keys)},
+    )
+
+
 @rule("trainer.keys", "No key is a slip of the pen", needs=["trainer"])
 def keys(context: Context) -> Iterable[Finding]:
     """A misspelt key does not do what it says: LLaMA-Factory stops ("Some keys are not used by the
@@ -75,8 +101,8 @@ def keys(context: Context) -> Iterable[Finding]:
     for key in islice(unknown, MAX_UNKNOWN):
         if run.dialect == "llamafactory" and key in ELSEWHERE:
             slips.append((key, ELSEWHERE[key]))
-        elif near := _near(key, known):
-            slips.append((key, near))
+        elif close := _near(key, known):
+            slips.append((key, close))
     if not slips:
         return
     factory = run.dialect == "llamafactory"
@@ -91,18 +117,6 @@ def keys(context: Context) -> Iterable[Finding]:
         "; ".join(f"write {near} for {k}" for k, near in slips[:6]) + ".",
         {"slips": len(slips)},
     )
-
-
-def _near(key: str, known: frozenset[str]) -> str | None:
-    """The known key that a slip of the pen would make into `key`."""
-    plain = key.lower().replace("-", "_").strip("_ ")
-    if plain in known:
-        return plain
-    close = get_close_matches(plain, known, n=1, cutoff=0.88)
-    # per_device_eval_x beside per_device_train_x: another word is no slip.
-    if not close or abs(len(close[0]) - len(plain)) > 2:
-        return None
-    return close[0]
 
 
 def _on(run: TrainerRun, key: str) -> bool:
