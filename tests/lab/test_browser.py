@@ -330,6 +330,7 @@ _FILLED = (
     "[...document.querySelectorAll('.js-plotly-plot')]"
     ".filter((p) => p.data?.length && p._fullLayout).length === 3"
 )
+_COLUMNS = "document.querySelector('.js-plotly-plot').data[0].z[0].length"
 # The middle of a heat map's cell, in pixels of the window.
 _CELL = """
 ([place, column, row]) => {
@@ -393,16 +394,32 @@ def test_a_view_is_of_its_url_whatever_is_typed_meanwhile(lab: Lab) -> None:
     lab.go("/neurons?text=one+two+three+four+five+six&position=3")
     lab.page.wait_for_function(_FILLED)
     field = lab.page.get_by_label("Text", exact=True)
-    for typed in ("one two", "one two three four five six seven"):  # the first is never looked at
+    for typed in ("one two", "one two three four five six seven"):
         field.fill(typed)
         field.press("Enter")
-    lab.page.wait_for_function("document.body.innerText.includes('at “␣four”')")
-    assert "position=3" in lab.page.url
+    lab.page.wait_for_function(_COLUMNS + " === 7")
     assert "seven" in lab.page.url
+    # Where there was time to look at the first text, its view has no token 3.
+    shown = "four" if "position=3" in lab.page.url else "seven"
+    assert f"at “␣{shown}”" in lab.page.inner_text("main")
+    lab.go("/neurons?text=one+two+three+four&position=3")
+    lab.page.wait_for_function(_FILLED)
     field.fill("one")
     field.press("Enter")
     lab.page.wait_for_function("document.body.innerText.includes('There is no token 3')")
     lab.page.wait_for_function("location.search === '?text=one'")
+    field.fill("")
+    field.press("Enter")
+    lab.page.get_by_text("There is no text").wait_for()
+    lab.page.wait_for_function("location.search === '?text='")
+    neuron = lab.page.get_by_label("Neuron j")
+    neuron.fill("5")
+    neuron.press("Enter")
+    lab.page.wait_for_function("location.search === '?text=&neuron=5'")
+    lab.page.go_back()
+    lab.page.wait_for_function("document.querySelector('[aria-label=\"Neuron j\"]').value === ''")
+    assert lab.page.url.endswith("?text=")
+    assert field.input_value() == ""
     lab.clean()
 
 

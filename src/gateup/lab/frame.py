@@ -276,7 +276,8 @@ class Frame:
         """The browser went back or forward: take the state from its URL."""
         search = event.args if isinstance(event.args, str) else ""
         before = dict(self.state.values)
-        self.state.read(dict(parse_qsl(search.lstrip("?"))))
+        # Blank ones too, as in a page that is opened: a text that was emptied is empty.
+        self.state.read(dict(parse_qsl(search.lstrip("?"), keep_blank_values=True)))
         changed = {k for k, v in self.state.values.items() if v != before[k]}
         for name in changed & self._controls.keys():
             self.show(name)
