@@ -100,7 +100,7 @@ def test_tools_come_from_a_file(folder: Path, tmp_path: Path) -> None:
         (("x" * 80,), "the prompt has 83 tokens; the context is 64"),
         (("x", "--ctx", "8k"), "a context of 8,192 tokens"),
         (("x", "--temperature", -1), "temperature is -1"),
-        (("x", "--threads", 0), "0 threads"),
+        (("x", "--threads", 0), "threads is 0"),
         (("x", "--no-chat", "--system", "s"), "--system and --tools are about chat"),
         (("x", "--tools", "/nowhere.json"), "nowhere.json cannot be read"),
     ],

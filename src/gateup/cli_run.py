@@ -92,6 +92,9 @@ def run(
             show_default=False,
         ),
     ] = None,
+    cache_type: Annotated[
+        str, typer.Option("--cache-type", help="Of keys and values: float16 or float32.")
+    ] = "float16",
     stats: Annotated[
         bool, typer.Option("--stats", help="Times, tokens per second and memory, on stderr.")
     ] = False,
@@ -117,6 +120,7 @@ def run(
             ctx=ctx,
             threads=threads,
             activations=activations,  # type: ignore[arg-type]
+            cache_type=cache_type,  # type: ignore[arg-type]
             first=lambda prompts: _check(prompts, chat, system, offered, text, max_tokens),
         )
         talk = Talk(engine, _chat(engine, chat, system, offered), system, offered)
@@ -348,7 +352,8 @@ def _show_stats(model: str, engine: Engine, stream: Stream, floor: int) -> None:
 
     peak = peak_rss()
     length = stream.stats.prompt_tokens + stream.stats.new_tokens
-    said = plan(model, PlanOptions(ctx=length, kv="f16", engine="gateup"))
+    kv = {"float16": "f16", "float32": "f32"}[str(engine.cache_dtype).removeprefix("torch.")]
+    said = plan(model, PlanOptions(ctx=length, kv=kv, engine="gateup"))
     memory = said.figures["memory.peak"].value
     moved = said.figures["traffic.per_token"].value
     rate = stream.stats.decode_rate

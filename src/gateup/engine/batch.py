@@ -52,19 +52,19 @@ def decode_batch(
     """The answers to `prompts` of token numbers, at most `limits` tokens each."""
     decoder, ends = engine.decoder, engine.tokenizer.stop_ids
     capacity = max(len(p) + n for p, n in zip(prompts, limits, strict=True))
-    cache = decoder.new_cache(capacity, len(prompts))
+    cache = decoder.new_cache(capacity, len(prompts), engine.cache_dtype)
     all_of = [
         _Sequence(i, p, n, sampling, engine.tokenizer.stream())
         for i, (p, n) in enumerate(zip(prompts, limits, strict=True))
     ]
     for s, prompt in zip(all_of, prompts, strict=True):
         logits = prefill(decoder, prompt, cache, s.row)
-        engine.check(logits)
+        engine.check(logits, cache)
         s.take(logits, ends)
     while running := [s for s in all_of if s.open]:
         ids = torch.tensor([[s.seen[-1]] for s in running])
         logits = decoder.forward(ids, cache, [s.row for s in running])
-        engine.check(logits)
+        engine.check(logits, cache)
         for s, row in zip(running, logits, strict=True):
             s.take(row, ends)
     return [s.out for s in all_of]

@@ -55,6 +55,20 @@ class KVCache:
     def _value_shape(self, layer: LayerConfig) -> tuple[int, ...]:
         return self.batch, layer.num_kv_heads, self.capacity, layer.head_dim
 
+    def overflows(self) -> bool:
+        """Whether a float16 cache holds an infinity where positions are filled: a value beyond
+        65,504 was written."""
+        if self.dtype != torch.float16:
+            return False
+        filled = max(self.lengths)
+        # In either order of positions; what is not filled may be anything.
+        return any(
+            bool(torch.isinf(self._filled(t, filled)).any()) for t in self.keys + self.values
+        )
+
+    def _filled(self, part: torch.Tensor, length: int) -> torch.Tensor:
+        return part[:, :, :length]
+
     def room(self, row: int) -> int:
         """Positions that are left in a sequence."""
         return self.capacity - self.lengths[row]

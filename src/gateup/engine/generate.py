@@ -12,11 +12,11 @@ import torch
 
 from gateup.account.machine import probe
 from gateup.engine.bar import LoadingBar
-from gateup.engine.cache import nbytes
+from gateup.engine.cache import KVCache, nbytes
 from gateup.engine.chat import Tool
 from gateup.engine.decoder import CHUNK, Decoder, make_decoder, prefill
 from gateup.engine.loading import load as load_parts
-from gateup.engine.prompts import Prompt, Prompts
+from gateup.engine.prompts import Prompt, Prompts, whole
 from gateup.engine.sampling import Sampler, Sampling, StopTexts
 from gateup.engine.spec_config import decoder_config, default_context, longest_context
 from gateup.engine.stats import Stats
@@ -25,6 +25,10 @@ from gateup.engine.weights import first_not_finite
 from gateup.errors import InputError, UsageError
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.ops import native
+
+# Numbers of the KV cache; float16 ends at 65,504 and rounds by up to 5e-4.
+CacheType = Literal["float16", "float32"]
+_CACHES: dict[str, torch.dtype] = {"float16": torch.float16, "float32": torch.float32}
 
 # How the kernels take activations for quantised weights: as one int8 number, or as the sum of two.
 Activations = Literal["int8", "int16"]
@@ -40,6 +44,7 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     activations: Activations | None = None,
+    cache_type: CacheType = "float16",
     first: Callable[[Prompts], object] | None = None,
 ) -> Engine:
     """The model, ready to run: `gateup.load("smollm2").generate("Once upon a time")`.
@@ -50,6 +55,8 @@ def load(
     activations  for quantised weights: "int8", fastest, as exact as llama.cpp; "int16", the
              logits of float32 activations to 0.03 %, for twice the multiplications.
              Default: "int16" for models of fewer than a billion parameters
+    cache_type   of keys and values: "float16", half the memory and what llama.cpp takes, or
+             "float32", for comparisons and for models whose values float16 cannot hold
     first    called before weights are read, with what is known then; may raise
 
     Raises GateupError: whatever is wrong with the files, the model's kind or the memory is said
@@ -58,15 +65,17 @@ def load(
     start = time.monotonic()
     checkpoint = open_model(model)
     if threads is not None:
-        if not 1 <= threads <= 1024:
-            raise UsageError(f"{threads} threads", expected="from 1 to 1,024")
+        if not (whole(threads) and 1 <= threads <= 1024):
+            raise UsageError(f"threads is {threads!r}", expected="a whole number, 1 to 1,024")
         torch.set_num_threads(threads)
     if activations is None:
         activations = "int16" if checkpoint.spec.params < _SMALL else "int8"
     if activations not in _TERMS:
         raise UsageError(f"activations are {activations!r}", expected='"int8" or "int16"')
+    if cache_type not in _CACHES:
+        raise UsageError(f"cache_type is {cache_type!r}", expected='"float16" or "float32"')
     context = _context(checkpoint, ctx)
-    _fits(checkpoint, context)
+    _fits(checkpoint, context, _CACHES[cache_type])
     tokenizer = load_tokenizer(checkpoint)
     native.load()  # what is wrong with it is not a tensor's fault
     if first is not None:
@@ -74,16 +83,17 @@ def load(
     with LoadingBar(f"loading {checkpoint.spec.name}") as bar:
         parts = load_parts(checkpoint, context, bar, terms=_TERMS[activations])
     decoder = make_decoder(parts.config, parts.weights)
-    return Engine(checkpoint, decoder, tokenizer, context, time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Engine(checkpoint, decoder, tokenizer, context, seconds, _CACHES[cache_type])
 
 
 def _context(checkpoint: Checkpoint, ctx: int | None) -> int:
     if ctx is None:
         return default_context(checkpoint)
     longest = longest_context(checkpoint)
-    if ctx < 1 or (longest is not None and ctx > longest):
+    if not whole(ctx) or ctx < 1 or (longest is not None and ctx > longest):
         raise UsageError(
-            f"a context of {ctx:,} tokens",
+            f"a context of {ctx:,} tokens" if whole(ctx) else f"ctx is {ctx!r}",
             where="--ctx",
             expected=f"from 1 to {longest:,}, which the model was made for"
             if longest
@@ -92,11 +102,11 @@ def _context(checkpoint: Checkpoint, ctx: int | None) -> int:
     return ctx
 
 
-def _fits(checkpoint: Checkpoint, context: int) -> None:
+def _fits(checkpoint: Checkpoint, context: int, dtype: torch.dtype) -> None:
     """Raise UsageError where weights and cache are more than the memory that is free."""
     config = decoder_config(checkpoint, context)
     weights = sum(h.nbytes for h in checkpoint.headers)
-    cache = nbytes(config, context, 1, torch.float16)
+    cache = nbytes(config, context, 1, dtype)
     free = probe().available
     if weights + cache > free:
         raise UsageError(
@@ -111,10 +121,20 @@ def _fits(checkpoint: Checkpoint, context: int) -> None:
 class Session:
     """A cache that is kept between answers: what a new prompt has in common with it is reused."""
 
-    def __init__(self, decoder: Decoder, capacity: int) -> None:
+    def __init__(self, decoder: Decoder, capacity: int, dtype: torch.dtype = torch.float16) -> None:
         self.decoder = decoder
-        self.cache = decoder.new_cache(capacity)
+        self.cache = decoder.new_cache(capacity, dtype=dtype)
         self.ids: list[int] = []  # tokens whose keys and values are in the cache
+        self.user: object = None  # whose answer is being written
+
+    def hold(self, user: object) -> None:
+        """Raise UsageError where another answer has taken the session meanwhile."""
+        if self.user is not user:
+            raise UsageError(
+                "another answer was begun with this session, whose text is gone",
+                expected="one answer at a time for each session",
+                remedy="finish an answer before the next, or take a session of its own for each",
+            )
 
     def prefill(self, ids: Sequence[int]) -> tuple[torch.Tensor, int]:
         """Logits [V] behind the text `ids`, and how many of its tokens were there already."""
@@ -174,11 +194,12 @@ class Stream(Iterator[str]):
         sampler, stops = Sampler(sampling), StopTexts(sampling.stop)
         text = engine.tokenizer.stream()
         start = time.monotonic()
+        session.user = self
         logits, self.stats.reused = session.prefill(prompt)
         self.stats.prefill_s = time.monotonic() - start
         start = time.monotonic()
         while self.reason is None:
-            engine.check(logits)
+            engine.check(logits, session.cache)
             token = sampler(logits, prompt + self.ids)
             self.ids.append(token)
             self.stats.new_tokens += 1
@@ -193,6 +214,7 @@ class Stream(Iterator[str]):
                 self.reason = "length"
             if out:
                 yield out
+            session.hold(self)
             if self.reason is None:
                 logits = session.step(token)
         if self.reason != "stop":
@@ -217,14 +239,16 @@ class Engine(Prompts):
         tokenizer: Tokenizer,
         context: int,
         load_s: float = 0.0,
+        cache_dtype: torch.dtype = torch.float16,
     ) -> None:
         super().__init__(checkpoint, tokenizer, context)
         self.decoder = decoder
         self.load_s = load_s
+        self.cache_dtype = cache_dtype
 
     def session(self) -> Session:
         """A cache of the whole context, for a conversation."""
-        return Session(self.decoder, self.context)
+        return Session(self.decoder, self.context, self.cache_dtype)
 
     def stream(
         self,
@@ -247,7 +271,10 @@ class Engine(Prompts):
         chosen = sampled(sampling, options)
         ids = self.tokens(prompt, tools=tools)
         count = self.room(len(ids), max_tokens)
-        session = session or Session(self.decoder, len(ids) + count)
+        if session is None:
+            session = Session(self.decoder, len(ids) + count, self.cache_dtype)
+        elif session.decoder is not self.decoder:
+            raise UsageError("the session is another model's", expected="one of engine.session()")
         return Stream(self, session, ids, chosen, count)
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
@@ -260,6 +287,7 @@ class Engine(Prompts):
         *,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
+        tools: Sequence[Tool] | None = None,
         **options: Any,
     ) -> list[str]:
         """Answers to several prompts, decoded together: each step reads the weights once for all.
@@ -269,7 +297,7 @@ class Engine(Prompts):
         from gateup.engine.batch import decode_batch
 
         chosen = sampled(sampling, options)
-        ids = [self.tokens(p) for p in prompts]
+        ids = [self.tokens(p, tools=tools) for p in prompts]
         counts = [self.room(len(x), max_tokens) for x in ids]
         return decode_batch(self, ids, counts, chosen) if ids else []
 
@@ -279,19 +307,28 @@ class Engine(Prompts):
         Raises UsageError where the text is empty, longer than the context, or has tokens outside
         the vocabulary.
         """
-        row = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
+        row = torch.as_tensor(ids).reshape(-1)
+        if row.numel() and row.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"tokens of {row.dtype}", expected="whole numbers")
+        row = row.to(torch.int64)
         if not 1 <= row.numel() <= self.context:
             raise UsageError(
                 f"{row.numel():,} tokens", expected=f"from 1 to the context, {self.context:,}"
             )
-        cache = self.decoder.new_cache(row.numel())
+        cache = self.decoder.new_cache(row.numel(), dtype=self.cache_dtype)
         parts = [row[at : at + CHUNK] for at in range(0, row.numel(), CHUNK)]
         return torch.cat([self.decoder.forward(p[None], cache, every=True)[0] for p in parts])
 
-    def check(self, logits: torch.Tensor) -> None:
-        """Raise InputError where logits are not finite, naming the weights at fault if any are."""
+    def check(self, logits: torch.Tensor, cache: KVCache) -> None:
+        """Raise InputError where logits are not finite, naming the cache or weights at fault."""
         if bool(torch.isfinite(logits).all()):
             return
+        if cache.overflows():
+            raise InputError(
+                "keys or values of attention are beyond 65,504, where float16 ends",
+                where=str(self.checkpoint.path),
+                remedy='gateup.load(…, cache_type="float32"), or `gateup run --cache-type float32`',
+            )
         name = first_not_finite(self.decoder.weights)
         what = f"{name} has values" if name else "the model computes values"
         raise InputError(
@@ -311,6 +348,6 @@ def sampled(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
     values = dict(options)
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    elif "stop" in values:
+    elif isinstance(values.get("stop"), list):
         values["stop"] = tuple(values["stop"])
     return replace(base, **values)

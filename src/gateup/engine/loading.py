@@ -27,7 +27,7 @@ from gateup.ops.packed import PackedWeight, dequantise, pack
 
 # Differences between description and files that leave a decoder without its weights, or weights
 # without their place in the decoder.
-_FATAL = ("absent", "partly", "doubled", "shape", "unknown")
+_FATAL = ("absent", "partly", "doubled", "shape", "unknown", "beyond")
 
 # Types that torch multiplies as they are. Others, where the kernels do not take them, are held as
 # float32 while memory lasts: dequantising at every use makes a token of a 135M model take 1.3 s

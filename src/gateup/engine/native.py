@@ -8,6 +8,7 @@ them differs by float32 rounding.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,11 @@ class NativeCache(KVCache):
 
     def _value_shape(self, layer: LayerConfig) -> tuple[int, ...]:
         return self.batch, layer.num_kv_heads, _rounded(self.capacity), _rounded(layer.head_dim)
+
+    def _filled(self, part: torch.Tensor, length: int) -> torch.Tensor:
+        if part.ndim == 5:  # keys
+            part = part.transpose(-1, -2).flatten(2, 3)
+        return part[:, :, :length]
 
     def handle(self, module: ModuleType) -> Any:
         """The addresses, for the decoder."""
@@ -85,6 +91,7 @@ class NativeDecoder:
         self.weights = weights
         self._module = native.extension()
         self._kept: list[torch.Tensor] = []  # vectors that had to be copied
+        self._lock = threading.Lock()  # activations of a pass lie in the decoder
         self._decoder = self._module.Decoder(self._parts())
 
     def new_cache(
@@ -154,7 +161,8 @@ class NativeDecoder:
         address = 0 if logits is None else logits.data_ptr()
         handle = cache.handle(self._module)
         threads = torch.get_num_threads()
-        self._decoder.forward(handle, ids.data_ptr(), 0, spans, wanted, address, threads)
+        with self._lock:
+            self._decoder.forward(handle, ids.data_ptr(), 0, spans, wanted, address, threads)
         for r in rows:
             cache.lengths[r] += T
 

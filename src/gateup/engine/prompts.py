@@ -15,6 +15,28 @@ from gateup.files.checkpoint import Checkpoint
 DEFAULT_TOKENS = 1024
 
 Prompt = str | Sequence[Message]
+# What a message may carry beside its role; an answer that only calls tools has no content.
+_CONTENT = {"content", "tool_calls"}
+
+
+def whole(value: object) -> bool:
+    """Whether it is an int, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _looked_at(prompt: object) -> None:
+    """Raise UsageError for what is neither text nor messages."""
+    if isinstance(prompt, str):
+        return
+    messages = isinstance(prompt, list | tuple) and all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) and _CONTENT & m.keys()
+        for m in prompt
+    )
+    if not messages:
+        raise UsageError(
+            f"the prompt is {str(prompt)[:60]!r}",
+            expected='a text, or messages [{"role": "user", "content": "…"}, …]',
+        )
 
 
 class Prompts:
@@ -42,6 +64,7 @@ class Prompts:
 
         Raises InputError (no template, or it refuses), UsageError (an empty prompt).
         """
+        _looked_at(prompt)
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         else:
@@ -67,8 +90,8 @@ class Prompts:
     def room(self, prompt: int, max_tokens: int | None) -> int:
         """Tokens that an answer may have. Raises UsageError where there is no room for them."""
         left = self.context - prompt
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}", expected="1 or more")
+        if max_tokens is not None and not (whole(max_tokens) and max_tokens >= 1):
+            raise UsageError(f"max_tokens is {max_tokens!r}", expected="a whole number, 1 or more")
         if left < (max_tokens or 1):
             wanted = f" and {max_tokens:,} for the answer" if max_tokens else ""
             longest = longest_context(self.checkpoint)

@@ -41,6 +41,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raises UsageError for values out of range."""
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+            _typed(name, getattr(self, name), (int, float), "a number")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if name != "seed" or value is not None:
+                _typed(name, value, (int,), "a whole number")
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):
+            raise UsageError(f"stop is {self.stop!r}", expected="texts")
         for name, good, expected in (
             ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
             ("top_k", self.top_k >= 0, "0 or more"),
@@ -53,6 +61,11 @@ class Sampling:
                 raise UsageError(f"{name} is {getattr(self, name)}", expected=expected)
         if not all(self.stop):
             raise UsageError("a stop text is empty", expected="one character or more")
+
+
+def _typed(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, types) or isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}", expected=expected)
 
 
 class Sampler:

@@ -29,7 +29,7 @@ from gateup.ops import unpack
 from gateup.ops.options import MLPOptions
 
 # Differences between file and description that change nothing in what is computed.
-_HARMLESS = frozenset({"beyond", "recomputed", "note"})
+_HARMLESS = frozenset({"recomputed", "note"})
 # Repacking runs at about 1 GB/s; below this it is over before a bar is read.
 SHOW_PROGRESS_FROM = 1 << 30
 _DTYPES = {
