@@ -30,6 +30,7 @@ class Remedy:
              "llama-factory launch": how several cards are started, its settings in RUN.yaml
     loss     the worst of the changes' losses: "none", "tiny", "some", "hardware", "capability"
     host     bytes that llama.cpp keeps in host memory besides
+    command  `gateup plan …` of the run, whole; "" where there is none, and `unsaid` says why
     """
 
     changes: tuple[str, ...]
@@ -39,6 +40,13 @@ class Remedy:
     loss: str
     phase: str = ""
     host: int = 0
+    command: str = ""
+    unsaid: str = ""
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The flags to print beside the command, which says gateup's own."""
+        return {k: v for k, v in self.flags.items() if not (self.command and k == "gateup")}
 
 
 def find_remedies(

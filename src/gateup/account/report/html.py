@@ -193,9 +193,11 @@ def _verdict(plan: Plan) -> str:
         for r in verdict.remedies:
             kind = r.scenario.memory().kind
             loss = f"<br>{_text(LOSSES.get(r.loss, r.loss))}"
+            said = f"<pre>{_text(r.command)}</pre>" if r.command else ""
+            said = said or (f"<br>{_text(r.unsaid)}" if r.unsaid else "")
             out.append(
                 f"<li><strong>{_text('; '.join(r.changes))}</strong>: peak "
-                f"{tag(units.memory(r.peak), kind)}{loss}{_flags(plan, r.flags)}</li>"
+                f"{tag(units.memory(r.peak), kind)}{loss}{said}{_flags(plan, r.elsewhere)}</li>"
             )
         out.append("</ol>")
     return "".join(out)

@@ -165,7 +165,11 @@ def _remedies(plan: Plan, console: Console) -> None:
         peak = tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
         line(console, f"{n}. {'; '.join(remedy.changes)}: peak {peak}", "bold", indent=2)
         line(console, LOSSES.get(remedy.loss, remedy.loss), indent=5)
-        _flags(plan, remedy.flags, console, 5)
+        if remedy.command:
+            verbatim(console, remedy.command, "cyan", 5)
+        elif remedy.unsaid:
+            line(console, remedy.unsaid, indent=5)
+        _flags(plan, remedy.elsewhere, console, 5)
 
 
 def _flags(plan: Plan, flags: Mapping[str, str], console: Console, indent: int) -> None:
