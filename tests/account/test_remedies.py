@@ -351,6 +351,35 @@ def test_flags_of_our_own_execution() -> None:
     assert "gateup" not in flags_of(s, s)
 
 
+def test_llama_factory_gets_the_parts_it_can_do() -> None:
+    """Tiles are gateup's own; QLoRA, Liger, checkpointing and the cards are LLaMA-Factory's too."""
+    training = Training("qlora", checkpointing="layer", loss="chunked", save="all")
+    s = question("llama-3-8b", "nf4", "8GB", "transformers", ctx=8192, training=training)
+    plain, tiled = s.with_(fsdp=8), s.with_(fsdp=8, execution="tiled", tile=1024)
+    lacks = "llama-factory lacks"
+    theirs, ours = flags_of(s, plain), flags_of(s, tiled)
+    assert lacks not in theirs
+    assert ours[lacks] == (
+        "MLP in tiles of 1,024 tokens (gateup's own, gateup.patch(model, "
+        "options=MLPOptions(tile=1024))); the peak counts on it"
+    )
+    for name in ("llama-factory", "llama-factory launch"):
+        assert ours[name] == theirs[name]
+    keys = (
+        "quantization_bit=4",
+        "enable_liger_kernel=true",
+        "disable_gradient_checkpointing=false",
+    )
+    assert set(keys) <= set(ours["llama-factory"].split())
+    assert "--num_processes 8 " in ours["llama-factory launch"]
+    kept = flags_of(s, s.with_(training=Training("qlora", save="input")))
+    assert "enable_liger_kernel" not in kept["llama-factory"]
+    assert kept[lacks].startswith(
+        "an MLP that keeps x only (gateup's own, gateup.patch(model, save"
+    )
+    assert flags_of(s, tiled.with_(fsdp=1, tp=2)) == {"gateup": "--exec tiled --tile 1024"}
+
+
 def test_each_axis_saves_more_with_each_option() -> None:
     """Options are ordered by what they save, which the search relies on."""
     for name, fmt, device, engine, work in CASES.values():

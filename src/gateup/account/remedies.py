@@ -27,7 +27,8 @@ class Remedy:
     changes  a sentence each
     peak     bytes on the fullest device, at `phase`
     flags    by engine ("llama.cpp", "vllm", "llama-factory", ...): what sets this run, whole;
-             "llama-factory launch": how several cards are started, its settings in RUN.yaml
+             "llama-factory launch": how several cards are started, its settings in RUN.yaml;
+             "llama-factory lacks": the part of the run that it has no setting for, in words
     loss     the worst of the changes' losses: "none", "tiny", "some", "hardware", "capability"
     host     bytes that llama.cpp keeps in host memory besides
     command  `gateup plan …` of the run, whole; "" where there is none, and `unsaid` says why
@@ -97,6 +98,8 @@ def flags_of(before: Scenario, after: Scenario, whole: bool = False) -> dict[str
         flags = flags if after.spec is before.spec else _named(engine, flags, after)
         out[engine] = flags if wanted else ""
         out[f"{engine} launch"] = _launch(wanted, after)
+        if wanted and engine == "llama-factory":
+            out[f"{engine} lacks"] = _own_parts(after)
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
     ours = _gateup(before, after)
@@ -180,14 +183,12 @@ def _precision(after: Scenario) -> str | None:
 
 def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     """Empty where LLaMA-Factory cannot do the run: f16 weights trained whole, a split by tensor
-    or stage, an MLP that runs or saves as only gateup's own does.
+    or stage. What only gateup's MLP does is left out (`_own_parts`).
     """
     work, training, precision = after.workload, after.workload.training, _precision(after)
     assert training is not None
     parallel = work.parallel
     if precision is None or parallel.world != parallel.fsdp:
-        return {}
-    if work.execution == "tiled" or training.save in ("gate_up", "input"):  # gateup's own
         return {}
     out: dict[str, Any] = {"quant": after.fmt} if after.fmt else {}
     if not engines.supports("llama-factory", "quant", after.fmt or "bf16"):
@@ -208,6 +209,23 @@ def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     if training.save == "all" or training.loss == "chunked":
         out["execution"] = "fused"
     return out
+
+
+def _own_parts(after: Scenario) -> str:
+    """What of a training run only gateup's own MLP does; empty: nothing."""
+    work, training = after.workload, after.workload.training
+    said, given = [], []
+    if work.execution == "tiled":
+        said.append(f"MLP in tiles of {work.tile:,} tokens")
+        given.append(f"tile={work.tile}")
+    if training is not None and training.save in ("gate_up", "input"):
+        kept = {"gate_up": "x, gate and up", "input": "x"}[training.save]
+        said.append(f"an MLP that keeps {kept} only")
+        given.append(f'save="{training.save}"')
+    if not said:
+        return ""
+    own = f"gateup's own, gateup.patch(model, options=MLPOptions({', '.join(given)}))"
+    return f"{' and '.join(said)} ({own}); the peak counts on it"
 
 
 def _gateup(before: Scenario, after: Scenario) -> str:
