@@ -13,6 +13,7 @@ from gateup.account.axes import GGUF_LADDER
 from gateup.account.machine import GPUS, Device, parse_device
 from gateup.account.memory import memory
 from gateup.account.remedies import LIMIT, Remedy, find_remedies, flags_of
+from gateup.account.report.tables import prices
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.search import LOSSES
 from gateup.account.training_axes import axes_of
@@ -69,6 +70,8 @@ def test_remedies_fit_and_differ(case: str) -> None:
         assert r.peak <= device_after.capacity(r.scenario.workload.engine)
         assert device_after.memory == s.device.memory  # type: ignore[union-attr]
         assert r.loss in LOSSES
+        assert len(r.losses) == len(r.changes)
+        assert max(r.losses, key=LOSSES.index) == r.loss
         assert r.flags or r.changes[0].startswith("the smaller sibling"), r
     assert len({r.changes for r in found}) == len(found)
     assert len({(r.scenario.fmt, r.scenario.workload, r.scenario.gpu_layers,
@@ -351,6 +354,27 @@ def test_flags_of_our_own_execution() -> None:
     assert "gateup" not in flags_of(s, s)
 
 
+def test_every_price_is_named() -> None:
+    """Devices do not hide that full training became QLoRA."""
+    s = question(
+        "llama-3-8b", "bf16", "8GB", "transformers", ctx=8192,
+        training=Training("full", checkpointing="layer"),
+    )  # fmt: skip
+    both = next(
+        r for r in remedies(s)
+        if any("QLoRA" in c for c in r.changes) and any("devices" in c for c in r.changes)
+    )  # fmt: skip
+    assert both.loss == "hardware"
+    assert ("some", ("QLoRA instead of full training",)) in both.prices
+    assert ("hardware", ("8 devices of 8 GB instead of 1",)) in both.prices
+    assert [p for p, _ in both.prices] == ["some", "hardware"]
+    words = "; ".join(prices(both))
+    assert "some quality is lost: QLoRA instead of full training; " in words
+    assert "it takes more hardware: 8 devices" in words
+    free = question("llama-3-8b", "bf16", "24GiB", "transformers", ctx=8192, training=LORA)
+    assert prices(remedies(free)[0]) == ["no quality is lost"]
+
+
 def test_llama_factory_gets_the_parts_it_can_do() -> None:
     """Tiles are gateup's own; QLoRA, Liger, checkpointing and the cards are LLaMA-Factory's too."""
     training = Training("qlora", checkpointing="layer", loss="chunked", save="all")
@@ -374,9 +398,8 @@ def test_llama_factory_gets_the_parts_it_can_do() -> None:
     assert "--num_processes 8 " in ours["llama-factory launch"]
     kept = flags_of(s, s.with_(training=Training("qlora", save="input")))
     assert "enable_liger_kernel" not in kept["llama-factory"]
-    assert kept[lacks].startswith(
-        "an MLP that keeps x only (gateup's own, gateup.patch(model, save"
-    )
+    assert kept[lacks].startswith("an MLP that keeps x only (gateup's own")
+    assert 'MLPOptions(save="input")' in kept[lacks]
     assert flags_of(s, tiled.with_(fsdp=1, tp=2)) == {"gateup": "--exec tiled --tile 1024"}
 
 

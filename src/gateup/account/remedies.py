@@ -30,6 +30,7 @@ class Remedy:
              "llama-factory launch": how several cards are started, its settings in RUN.yaml;
              "llama-factory lacks": the part of the run that it has no setting for, in words
     loss     the worst of the changes' losses: "none", "tiny", "some", "hardware", "capability"
+    losses   each change's own
     host     bytes that llama.cpp keeps in host memory besides
     command  `gateup plan …` of the run, whole; "" where there is none, and `unsaid` says why
     """
@@ -43,6 +44,16 @@ class Remedy:
     host: int = 0
     command: str = ""
     unsaid: str = ""
+    losses: tuple[str, ...] = ()
+
+    @property
+    def prices(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(loss, the changes that cost it), the least first; of a single change, its loss alone."""
+        if len(self.losses) < 2 or set(self.losses) == {"none"}:
+            return ((self.loss, ()),)
+        each = list(zip(self.losses, self.changes, strict=True))
+        lost = [x for x in LOSSES[1:] if x in self.losses]
+        return tuple((x, tuple(change for loss, change in each if loss == x)) for x in lost)
 
     @property
     def elsewhere(self) -> dict[str, str]:
@@ -79,6 +90,7 @@ def _remedy(before: Scenario, found: Found, first: tuple[str, ...] = ()) -> Reme
         loss=LOSSES[max((o.loss for _, o in found.choice), default=0)],
         phase=found.plan.peak_phase,
         host=int(found.scenario.host().value),
+        losses=(*(LOSSES[0] for _ in first), *(LOSSES[o.loss] for _, o in found.choice)),
     )
 
 

@@ -339,6 +339,7 @@ def remedy_json(remedy: Remedy) -> dict[str, Any]:
         "phase": memory.peak_phase,
         "host_bytes": remedy.host,
         "loss": remedy.loss,
+        "losses": list(remedy.losses),
         "flags": dict(remedy.flags),
         "command": remedy.command or None,
         "model": remedy.scenario.spec.name,

@@ -10,6 +10,7 @@ from gateup.account.activations import prefill_tokens
 from gateup.account.fit import Verdict
 from gateup.account.options import PlanOptions
 from gateup.account.plan import Plan, plan_opened
+from gateup.account.remedies import Remedy
 from gateup.account.report import units
 from gateup.account.report.svg import Piece, stacked_columns
 from gateup.account.report.tables import copyable
@@ -139,8 +140,7 @@ class _View:
                 need = units.tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
                 changes = text("; ".join(remedy.changes))
                 out.append(
-                    f'<li><strong lang="en">{changes}</strong>: {text(need)}'
-                    f'<p class="note">{text(t(f"loss.{remedy.loss}"))}</p>'
+                    f'<li><strong lang="en">{changes}</strong>: {text(need)}{self._prices(remedy)}'
                     f"{self._flags(plan, dict(remedy.flags))}</li>"
                 )
             out.append("</ol>")
@@ -160,6 +160,14 @@ class _View:
             t("filled", parts=t("comma").join(parts)),
             t("longest", tokens=most) if verdict.max_context else t("longest_none"),
         ]
+
+    def _prices(self, remedy: Remedy) -> str:
+        """Every loss, with the changes that bring it."""
+        t, out = self.frame.t, ""
+        for loss, changes in remedy.prices:
+            of = f'{text(t("colon"))}<span lang="en">{text("; ".join(changes))}</span>'
+            out += f'<p class="note">{text(t(f"loss.{loss}"))}{of if changes else ""}</p>'
+        return out
 
     def _flags(self, plan: Plan, flags: dict[str, str]) -> str:
         blocks = ("\n".join(copyable(plan, engine, given)) for engine, given in flags.items())
