@@ -354,6 +354,39 @@ def test_flags_of_our_own_execution() -> None:
     assert "gateup" not in flags_of(s, s)
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "ctx"),
+    [("llama-3-8b", "8GB", 8192), ("llama-3-8b", "24GB", 4096), ("llama-3.1-70b", "80GB", 4096)],
+)
+def test_full_training_is_given_up_or_bought(name: str, device: str, ctx: int) -> None:
+    """Fewer devices for LoRA or QLoRA, more for what was asked; the cheaper in kind first."""
+    s = question(name, "bf16", device, "transformers", ctx=ctx, training=FULL)
+    found = remedies(s)
+    assert 2 <= len(found) <= LIMIT
+
+    def first(method: str) -> Remedy:
+        return next(
+            r
+            for r in found
+            if r.scenario.spec is s.spec
+            and r.loss != "capability"
+            and (r.scenario.workload.training.method == "full") == (method == "full")  # type: ignore[union-attr]
+        )
+
+    less, whole = first("lora"), first("full")
+    assert found.index(less) < found.index(whole)
+    count = [r.scenario.device.count for r in (less, whole)]  # type: ignore[union-attr]
+    assert count[0] < count[1]
+    assert all(
+        r.scenario.workload.parallel.fsdp == n for r, n in zip((less, whole), count, strict=True)
+    )
+    for r in found:
+        assert memory(*r.scenario.resident, r.scenario.workload).peak == r.peak <= capacity(s)
+    assert len({r.changes for r in found}) == len(found)
+    one = [r for r in found if r.scenario.device.count == 1 and r.scenario.spec is s.spec]  # type: ignore[union-attr]
+    assert one, "something fits on the one device: QLoRA, with a shorter context if need be"
+
+
 def test_every_price_is_named() -> None:
     """Devices do not hide that full training became QLoRA."""
     s = question(

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateup.account import engines
 from gateup.account.scenario import Scenario
-from gateup.account.search import LOSSES, Found, Search
+from gateup.account.search import LOSSES, Found, Search, sensible
 from gateup.account.training_axes import axes_of, free_options
 from gateup.model import presets
 from gateup.model.quant import mix
@@ -76,9 +76,33 @@ def find_remedies(
         search = Search(scenario, capacity, axes)
         return tuple(_remedy(scenario, f) for f in search.run(limit)), search.smallest
     search = Search(start, capacity, axes_of(start))
-    found = search.run(limit)
+    search.run(limit)
+    _less_trained(search)
+    found = search.chosen(limit)
     labels = tuple(o.label for o in free)
     return tuple(_remedy(scenario, f, labels) for f in found), search.smallest
+
+
+def _less_trained(search: Search) -> None:
+    """Add what fits once full training is given up for QLoRA.
+
+    Its own search: what an adapter's training holds is in none of full training's groups, so that
+    no factor foretells what a shorter context, say, does to it.
+    """
+    method = next((a for a in search.axes if a.name == "method"), None)
+    if method is None or any(len(f.choice) == 1 and f.choice[0][0] is method for f in search.found):
+        return
+    option = method.options[-1]
+    start = option.apply(search.scenario)
+    axes = [a for a in axes_of(start) if not a.alone]
+    inner = Search(start, search.capacity, axes)
+    inner.run(LIMIT)
+    search.smallest = min(search.smallest, inner.smallest)
+    for found in inner.found:
+        options = [option, *(o for _, o in found.choice)]
+        if sensible(options):
+            choice = ((method, option), *found.choice)
+            search.found.append(Found(choice, found.scenario, found.plan))
 
 
 def _remedy(before: Scenario, found: Found, first: tuple[str, ...] = ()) -> Remedy:

@@ -23,6 +23,7 @@ from gateup.lab.frame import POWERS, Frame, model_param
 from gateup.lab.models import Models
 from gateup.lab.state import Choice, Flag, Number, Param
 from gateup.lab.words import texts
+from gateup.model import presets
 
 
 def params(models: Models) -> Sequence[Param]:
@@ -97,13 +98,15 @@ class _View:
             return
         if changed == {"how"}:
             return
-        await self.frame.slowly(lambda: self._judge(checkpoint, options))
+        await self.frame.slowly(lambda: self._judge(state["model"], checkpoint, options))
 
-    async def _judge(self, checkpoint: Checkpoint, options: PlanOptions) -> None:
+    async def _judge(self, key: str, checkpoint: Checkpoint, options: PlanOptions) -> None:
+        """key: the page's name of the model; a preset's is also the command line's."""
         self.verdict.classes("stale")
         content = ""
         try:
-            judged = await run.io_bound(plan_opened, checkpoint, options)
+            ref = key if key in presets.PRESETS else None
+            judged = await run.io_bound(plan_opened, checkpoint, options, ref)
             if judged is not None and judged.verdict is not None:
                 self._draw(judged)
                 content = self._verdict(judged, judged.verdict)
@@ -139,9 +142,10 @@ class _View:
             for remedy in verdict.remedies:
                 need = units.tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
                 changes = text("; ".join(remedy.changes))
+                command = f"<pre>{text(remedy.command)}</pre>" if remedy.command else ""
                 out.append(
                     f'<li><strong lang="en">{changes}</strong>: {text(need)}{self._prices(remedy)}'
-                    f"{self._flags(plan, dict(remedy.flags))}</li>"
+                    f"{command}{self._flags(plan, remedy.elsewhere)}</li>"
                 )
             out.append("</ol>")
         return "".join(out)
