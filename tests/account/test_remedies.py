@@ -212,6 +212,16 @@ def test_several_cards_are_sharded_as_the_peak_assumes() -> None:
     zero3 = "deepspeed=examples/deepspeed/ds_z3_config.json bf16=true cutoff_len=4096 "
     assert eight["llama-factory"].startswith(zero3)
     assert "llama-factory launch" not in flags_of(lora, lora)
+    # more cards than a machine has are started machine by machine
+    assert flags_of(lora, lora.with_(fsdp=24))["llama-factory launch"] == (
+        "FORCE_TORCHRUN=1 NNODES=3 NODE_RANK=RANK MASTER_ADDR=HOST MASTER_PORT=29500 "
+        "NPROC_PER_NODE=8 llamafactory-cli train RUN.yaml"
+    )
+    wide = flags_of(lora, lora.with_(fsdp=64, fmt="nf4", training=Training("qlora")))
+    assert (
+        "--num_processes 64 --num_machines 8 --machine_rank RANK --main_process_ip HOST "
+        "--main_process_port 29500 --mixed_precision bf16 "
+    ) in wide["llama-factory launch"]
     qlora = question(
         "llama-3-8b", "nf4:double", "24GB", "transformers", training=Training("qlora"), ctx=2048
     )
