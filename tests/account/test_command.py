@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
 from random import Random
 
 import pytest
-import typer
 
 from gateup.account.command import UNSAID, Asked, command, with_commands
 from gateup.account.machine import parse_device
 from gateup.account.options import PlanOptions
 from gateup.account.plan import Plan, plan
 from gateup.account.remedies import Remedy
-from gateup.cli import app
 from gateup.errors import GateupError, UsageError
+from tests.account.pasting import pasted
 
 MODELS = ["llama-3-8b", "qwen3-0.6b", "gemma-3-4b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"]
-
-
-def pasted(line: str) -> Plan:
-    """The plan that the command line makes of `line`, by its own parser."""
-    program, verb, *words = shlex.split(line)
-    assert (program, verb) == ("gateup", "plan")
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    given = verbs["plan"].make_context("plan", words).params
-    (ref,) = given["models"]
-    asked = {f.name: given[f.name] for f in fields(PlanOptions)}
-    return plan(ref, PlanOptions(**asked), base=given["base"])
 
 
 def asked_of(rng: Random) -> dict[str, object]:
