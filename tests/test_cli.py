@@ -122,6 +122,8 @@ def test_plan_of_lora_training() -> None:
         "save": "hf",
         "checkpointing": "none",
         "autocast": False,
+        "loss": "full",
+        "accumulation": 1,
     }
     assert document["kv"] is None
 

@@ -15,6 +15,7 @@ from gateup.account.report.json_report import shown_to_json
 from gateup.account.report.shape_flow import render_shown
 from gateup.account.show import show
 from gateup.errors import UsageError
+from tests.account.pasting import pasted
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -112,6 +113,21 @@ def test_other_ranks_or_targets_make_another_adapter(tmp_path: Path) -> None:
     assert plan(folder, targets="mlp", **asked).workload.training is not None
     full = plan(folder, **{**asked, "train": "full"})
     assert "full training: the adapter in adapter is left out" in full.notes
+
+
+@pytest.mark.parametrize("train", [None, "lora", "full"])
+def test_a_remedys_command_names_adapter_and_base(tmp_path: Path, train: str | None) -> None:
+    """Pasted, it plans for the bytes printed; full training given up makes a new adapter."""
+    trained_by_peft("one layer", tmp_path)
+    folder, base = tmp_path / "adapter", str(tmp_path / "base")
+    asked: dict[str, Any] = {"ctx": 1 << 20, "batch": 64, "train": train, "device": "2GB"}
+    found = plan(folder, base=base, **asked).verdict
+    assert found is not None
+    told = [r for r in found.remedies if r.command]
+    assert told
+    for r in told:
+        assert r.command.startswith(f"gateup plan {folder} --base {base} ")
+        assert pasted(r.command).memory.peak == r.peak
 
 
 def test_modules_stored_whole_are_said(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gateup.account.axes import GGUF_LADDER
 from gateup.account.machine import GPUS, Device, parse_device
 from gateup.account.memory import memory
 from gateup.account.remedies import LIMIT, Remedy, find_remedies, flags_of
+from gateup.account.report.tables import prices
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.search import LOSSES
 from gateup.account.training_axes import axes_of
@@ -69,6 +70,8 @@ def test_remedies_fit_and_differ(case: str) -> None:
         assert r.peak <= device_after.capacity(r.scenario.workload.engine)
         assert device_after.memory == s.device.memory  # type: ignore[union-attr]
         assert r.loss in LOSSES
+        assert len(r.losses) == len(r.changes)
+        assert max(r.losses, key=LOSSES.index) == r.loss
         assert r.flags or r.changes[0].startswith("the smaller sibling"), r
     assert len({r.changes for r in found}) == len(found)
     assert len({(r.scenario.fmt, r.scenario.workload, r.scenario.gpu_layers,
@@ -209,6 +212,16 @@ def test_several_cards_are_sharded_as_the_peak_assumes() -> None:
     zero3 = "deepspeed=examples/deepspeed/ds_z3_config.json bf16=true cutoff_len=4096 "
     assert eight["llama-factory"].startswith(zero3)
     assert "llama-factory launch" not in flags_of(lora, lora)
+    # more cards than a machine has are started machine by machine
+    assert flags_of(lora, lora.with_(fsdp=24))["llama-factory launch"] == (
+        "FORCE_TORCHRUN=1 NNODES=3 NODE_RANK=RANK MASTER_ADDR=HOST MASTER_PORT=29500 "
+        "NPROC_PER_NODE=8 llamafactory-cli train RUN.yaml"
+    )
+    wide = flags_of(lora, lora.with_(fsdp=64, fmt="nf4", training=Training("qlora")))
+    assert (
+        "--num_processes 64 --num_machines 8 --machine_rank RANK --main_process_ip HOST "
+        "--main_process_port 29500 --mixed_precision bf16 "
+    ) in wide["llama-factory launch"]
     qlora = question(
         "llama-3-8b", "nf4:double", "24GB", "transformers", training=Training("qlora"), ctx=2048
     )
@@ -349,6 +362,88 @@ def test_flags_of_our_own_execution() -> None:
     tiled = s.with_(engine="transformers", execution="tiled", tile=256)
     assert "--exec tiled" not in flags_of(tiled, tiled.with_(batch=2)).get("gateup", "")
     assert "gateup" not in flags_of(s, s)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "ctx"),
+    [("llama-3-8b", "8GB", 8192), ("llama-3-8b", "24GB", 4096), ("llama-3.1-70b", "80GB", 4096)],
+)
+def test_full_training_is_given_up_or_bought(name: str, device: str, ctx: int) -> None:
+    """Fewer devices for LoRA or QLoRA, more for what was asked; the cheaper in kind first."""
+    s = question(name, "bf16", device, "transformers", ctx=ctx, training=FULL)
+    found = remedies(s)
+    assert 2 <= len(found) <= LIMIT
+
+    def first(method: str) -> Remedy:
+        return next(
+            r
+            for r in found
+            if r.scenario.spec is s.spec
+            and r.loss != "capability"
+            and (r.scenario.workload.training.method == "full") == (method == "full")  # type: ignore[union-attr]
+        )
+
+    less, whole = first("lora"), first("full")
+    assert found.index(less) < found.index(whole)
+    count = [r.scenario.device.count for r in (less, whole)]  # type: ignore[union-attr]
+    assert count[0] < count[1]
+    assert all(
+        r.scenario.workload.parallel.fsdp == n for r, n in zip((less, whole), count, strict=True)
+    )
+    for r in found:
+        assert memory(*r.scenario.resident, r.scenario.workload).peak == r.peak <= capacity(s)
+    assert len({r.changes for r in found}) == len(found)
+    one = [r for r in found if r.scenario.device.count == 1 and r.scenario.spec is s.spec]  # type: ignore[union-attr]
+    assert one, "something fits on the one device: QLoRA, with a shorter context if need be"
+
+
+def test_every_price_is_named() -> None:
+    """Devices do not hide that full training became QLoRA."""
+    s = question(
+        "llama-3-8b", "bf16", "8GB", "transformers", ctx=8192,
+        training=Training("full", checkpointing="layer"),
+    )  # fmt: skip
+    both = next(
+        r for r in remedies(s)
+        if any("QLoRA" in c for c in r.changes) and any("devices" in c for c in r.changes)
+    )  # fmt: skip
+    assert both.loss == "hardware"
+    assert ("some", ("QLoRA instead of full training",)) in both.prices
+    assert ("hardware", ("8 devices of 8 GB instead of 1",)) in both.prices
+    assert [p for p, _ in both.prices] == ["some", "hardware"]
+    words = "; ".join(prices(both))
+    assert "some quality is lost: QLoRA instead of full training; " in words
+    assert "it takes more hardware: 8 devices" in words
+    free = question("llama-3-8b", "bf16", "24GiB", "transformers", ctx=8192, training=LORA)
+    assert prices(remedies(free)[0]) == ["no quality is lost"]
+
+
+def test_llama_factory_gets_the_parts_it_can_do() -> None:
+    """Tiles are gateup's own; QLoRA, Liger, checkpointing and the cards are LLaMA-Factory's too."""
+    training = Training("qlora", checkpointing="layer", loss="chunked", save="all")
+    s = question("llama-3-8b", "nf4", "8GB", "transformers", ctx=8192, training=training)
+    plain, tiled = s.with_(fsdp=8), s.with_(fsdp=8, execution="tiled", tile=1024)
+    lacks = "llama-factory lacks"
+    theirs, ours = flags_of(s, plain), flags_of(s, tiled)
+    assert lacks not in theirs
+    assert ours[lacks] == (
+        "MLP in tiles of 1,024 tokens (gateup's own, gateup.patch(model, "
+        "options=MLPOptions(tile=1024))); the peak counts on it"
+    )
+    for name in ("llama-factory", "llama-factory launch"):
+        assert ours[name] == theirs[name]
+    keys = (
+        "quantization_bit=4",
+        "enable_liger_kernel=true",
+        "disable_gradient_checkpointing=false",
+    )
+    assert set(keys) <= set(ours["llama-factory"].split())
+    assert "--num_processes 8 " in ours["llama-factory launch"]
+    kept = flags_of(s, s.with_(training=Training("qlora", save="input")))
+    assert "enable_liger_kernel" not in kept["llama-factory"]
+    assert kept[lacks].startswith("an MLP that keeps x only (gateup's own")
+    assert 'MLPOptions(save="input")' in kept[lacks]
+    assert flags_of(s, tiled.with_(fsdp=1, tp=2)) == {"gateup": "--exec tiled --tile 1024"}
 
 
 def test_each_axis_saves_more_with_each_option() -> None:

@@ -289,6 +289,8 @@ def test_the_verdict_comes_after_the_page(lab: Lab) -> None:
     lab.page.wait_for_selector(".verdict.no")
     assert "Does not fit 8 GB" in lab.page.inner_text(".verdict.no")
     assert lab.page.locator("main ol li").count() >= 1
+    commands = lab.page.locator("main ol li pre", has_text="gateup plan llama-3-8b ")
+    assert commands.count() >= 1
     lab.clean()
 
 

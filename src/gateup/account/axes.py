@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gateup.account.machine import MAX_COUNT
 from gateup.account.scenario import Scenario, stored_in
 from gateup.account.search import LOSSES, Axis, Option
 from gateup.account.workload import Parallel
@@ -44,6 +45,9 @@ KV_LADDERS: Mapping[str, tuple[tuple[str, int, int], ...]] = {
 
 # More of the layers than this on the host, and the run is slow enough to rank with lost quality.
 SLOW_SHARE = 0.1
+
+
+COUNTS = (2, 4, 8, 16, 32, 64)  # times as many devices
 
 
 def _set(**changes: Any) -> Callable[[Scenario], Scenario]:
@@ -315,12 +319,15 @@ def context_axis(s: Scenario) -> Axis | None:
 
 
 def devices_axis(s: Scenario) -> Axis | None:
-    """Twice, four and eight times as many of the same cards."""
+    """Twice, four and eight times as many of the same cards; for full training also more, for its
+    16 bytes a parameter are sharded over all of them.
+    """
     device = s.device
     if device is None or device.kind != "gpu":
         return None
     work, training = s.workload, s.workload.training is not None
     engine, parallel = work.engine, work.parallel
+    full = work.training is not None and work.training.method == "full"
 
     def more(k: int) -> Callable[[Scenario], Scenario]:
         def apply(x: Scenario) -> Scenario:
@@ -347,7 +354,8 @@ def devices_axis(s: Scenario) -> Axis | None:
                 HARDWARE,
                 k,
             )
-            for k in (2, 4, 8)
+            for k in (COUNTS if full else COUNTS[:3])
+            if device.count * k <= MAX_COUNT
         ),
     )
 

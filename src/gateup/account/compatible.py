@@ -15,6 +15,7 @@ from dataclasses import fields
 from gateup.account.engines import KV_TYPES
 from gateup.account.options import COMPUTE_DTYPES, PlanOptions
 from gateup.account.parallel import faults
+from gateup.account.scenario import Scenario
 from gateup.account.workload import Engine, Parallel, Workload
 from gateup.errors import UsageError
 from gateup.model.quant.formats import stored_as
@@ -75,6 +76,21 @@ def check_run(spec: ModelSpec, options: PlanOptions, workload: Workload) -> None
         raise UsageError("--no-flash with --engine vllm", expected="flash: it has nothing else")
     _check_cache(workload)
     _check_split(spec, workload)
+
+
+def check_host(scenario: Scenario, options: PlanOptions) -> None:
+    """Raise UsageError where layers or experts are to stay with a host that holds none."""
+    for name, given in (
+        ("gpu-layers", options.gpu_layers),
+        ("cpu-moe-layers", options.cpu_moe_layers),
+    ):
+        if given is not None and not scenario.splits_host:
+            raise UsageError(
+                f"--{name} is about llama.cpp on a card",
+                expected="--device with a card, and --engine llama.cpp or a GGUF",
+            )
+    if options.cpu_moe_layers and not any(r.experts for r in scenario.spec.rows):
+        raise UsageError(f"--cpu-moe-layers, and {scenario.spec.name} has no experts")
 
 
 def _unused(option: str, engine: str, takers: Iterable[str], why: str) -> UsageError:

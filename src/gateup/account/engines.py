@@ -75,18 +75,35 @@ ZERO3 = "examples/deepspeed/ds_z3_config.json"
 FSDP = "examples/accelerate/fsdp_config.yaml"
 
 
+CARDS = 8  # of one machine, at most
+PORT = 29500  # torch.distributed's usual one
+
+
 def launch_factory(ranks: int, sharding: str, precision: str) -> str:
     """The start of a LLaMA-Factory command line on several cards, run from its own folder.
 
     sharding  "zero3" (DeepSpeed; refuses quantised weights and pure_bf16), else "fsdp"
               (accelerate; 4-bit weights and nothing else quantised)
               [source: hparams/parser.py, model/model_utils/quantization.py, launcher.py]
+
+    More than a machine's 8 cards are started machine by machine, HOST being the first one's
+    address and RANK 0, 1, 2, ….
     """
+    each = max(n for n in range(1, CARDS + 1) if ranks % n == 0) if ranks > CARDS else ranks
+    machines = ranks // each if each > 1 else 1
     if sharding == "zero3":
-        return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} llamafactory-cli train RUN.yaml"
+        several = f"NNODES={machines} NODE_RANK=RANK MASTER_ADDR=HOST MASTER_PORT={PORT} "
+        per_machine = ranks // machines
+        return (
+            f"FORCE_TORCHRUN=1 {several if machines > 1 else ''}NPROC_PER_NODE={per_machine} "
+            "llamafactory-cli train RUN.yaml"
+        )
     mixed = {"bf16": "bf16", "f16": "fp16"}.get(precision, "no")
+    several = f"--num_machines {machines} --machine_rank RANK "
+    several += f"--main_process_ip HOST --main_process_port {PORT} "
     return (
         f"accelerate launch --config_file {FSDP} --num_processes {ranks} "
+        f"{several if machines > 1 else ''}"
         f"--mixed_precision {mixed} src/train.py RUN.yaml"
     )
 

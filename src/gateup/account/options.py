@@ -12,6 +12,7 @@ from gateup.account.workload import (
     Engine,
     Execution,
     LoRA,
+    Loss,
     Method,
     Optimizer,
     Parallel,
@@ -22,6 +23,13 @@ from gateup.errors import UsageError
 
 # As many devices as --device takes. The search for a split that works tries every degree below.
 MAX_RANKS = 16_384
+
+# No count of layers or micro-batches is larger.
+MOST = 1 << 20
+
+_OF_TRAINING = (
+    *("rank", "alpha", "targets", "optimizer", "save", "checkpointing", "loss", "accumulation"),
+)
 
 
 def option(default: Any, *flags: str, panel: str, help: str) -> Any:
@@ -73,6 +81,18 @@ class PlanOptions:
     pp: int = option(1, "--pp", panel="Machine", help="Pipeline-parallel ranks.")
     ep: int = option(1, "--ep", panel="Machine", help="Expert-parallel ranks.")
     fsdp: int = option(1, "--fsdp", panel="Machine", help="FSDP (ZeRO-3) ranks.")
+    gpu_layers: int | None = option(
+        None,
+        "--gpu-layers",
+        panel="Machine",
+        help="Layers on the card, output included (llama.cpp's -ngl; all).",
+    )
+    cpu_moe_layers: int | None = option(
+        None,
+        "--cpu-moe-layers",
+        panel="Machine",
+        help="Layers whose experts stay with the host (llama.cpp's --n-cpu-moe).",
+    )
     train: str | None = option(None, "--train", panel="Training", help="full, lora or qlora.")
     rank: int | None = option(None, "--rank", panel="Training", help="LoRA rank r (default 16).")
     alpha: float | None = option(None, "--alpha", panel="Training", help="LoRA alpha.")
@@ -87,6 +107,12 @@ class PlanOptions:
     )
     checkpointing: str | None = option(
         None, "--checkpointing", panel="Training", help="none or layer."
+    )
+    loss: str | None = option(
+        None, "--loss", panel="Training", help="full, or chunked: no T×V logits (Liger)."
+    )
+    accumulation: int | None = option(
+        None, "--accumulation", panel="Training", help="Micro-batches of --batch per step (1)."
     )
     autocast: bool = option(
         False,
@@ -105,15 +131,23 @@ class PlanOptions:
         choice("--optimizer", self.optimizer, Optimizer)
         choice("--save", self.save, Save)
         choice("--checkpointing", self.checkpointing, Checkpointing)
+        choice("--loss", self.loss, Loss)
         choice("--dtype", self.dtype, COMPUTE_DTYPES)
         if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
             raise UsageError(f"--alpha is {self.alpha}", expected="a finite number above 0")
+        for name, least in (("gpu_layers", 0), ("cpu_moe_layers", 0), ("accumulation", 1)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= MOST:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"{flag} is {value}", expected=f"a whole number from {least} to {MOST}"
+                )
         self._refuse_stray()
 
     def _refuse_stray(self) -> None:
         """An option that would have no effect is refused rather than ignored."""
         if self.train is None:
-            for name in ("rank", "alpha", "targets", "optimizer", "save", "checkpointing"):
+            for name in _OF_TRAINING:
                 if getattr(self, name) is not None:
                     raise UsageError(
                         f"--{name} is about training", remedy="add --train lora, qlora or full"
@@ -150,7 +184,7 @@ class PlanOptions:
             )
         extra: dict[str, Any] = {
             name: value
-            for name in ("optimizer", "save", "checkpointing")
+            for name in ("optimizer", "save", "checkpointing", "loss", "accumulation")
             if (value := getattr(self, name)) is not None
         }
         if self.execution == "fused":

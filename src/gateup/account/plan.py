@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateup.account.adapters import adapter_figures, adapter_notes, continuing, with_adapter
-from gateup.account.compatible import check_run, check_weights
+from gateup.account.command import Asked, with_commands
+from gateup.account.compatible import check_host, check_run, check_weights
 from gateup.account.crossover import Crossover, crossover
 from gateup.account.figure import Figure, worst
 from gateup.account.file_size import file_figures
@@ -30,7 +31,7 @@ from gateup.account.scenario import Scenario, stored_in
 from gateup.account.traffic import bytes_per_token, intensity
 from gateup.account.workload import Engine, Workload
 from gateup.errors import UsageError
-from gateup.files.adapter_match import adapted_modules
+from gateup.files.adapter_match import AdaptedModule, adapted_modules
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.model.quant.hf_formats import declared
 from gateup.model.quant.mix import kind_of
@@ -111,19 +112,31 @@ def plan(
     options = replace(options or PlanOptions(), **changes)
     checkpoint = open_model(ref, base=base)
     refuse_stray_base(checkpoint, ref, base)
-    return plan_opened(checkpoint, options)
+    return plan_opened(checkpoint, options, ref, base)
 
 
-def plan_opened(checkpoint: Checkpoint, options: PlanOptions) -> Plan:
-    """`plan` of a model that is open already. Raises GateupError."""
-    adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
-    lora, options = continuing(options, checkpoint.adapter, adapted)
-    scenario, label, notes = _scenario(checkpoint, options)
-    scenario = with_adapter(scenario, checkpoint.adapter, adapted, lora)
+def plan_opened(
+    checkpoint: Checkpoint,
+    options: PlanOptions,
+    ref: str | Path | None = None,
+    base: str | None = None,
+) -> Plan:
+    """`plan` of a model that is open already. Raises GateupError.
+
+    ref, base  what it was opened by, for the commands of the remedies; without, they have none
+    """
+    asked = options
+    scenario, label, notes, adapted, options = _decided(checkpoint, asked)
     ledger = make_ledger(scenario.spec, scenario.stored, label)
     flops, adapter = _flops(scenario)
     memory = scenario.memory()
     verdict = fit(scenario) if scenario.device else None
+    if verdict is not None and ref is not None:
+
+        def again(options: PlanOptions, preset: str | None) -> Scenario:
+            return _decided(open_model(preset) if preset else checkpoint, options)[0]
+
+        verdict = with_commands(verdict, Asked(str(ref), base, asked), again)
     roof = roofline(scenario) if scenario.device else {}
     measured = measure(scenario, checkpoint.path) if options.measure else None
     points = crossover(scenario.spec)
@@ -172,6 +185,16 @@ def refuse_stray_base(checkpoint: Checkpoint, ref: str | Path, base: str | None)
         )
 
 
+def _decided(
+    checkpoint: Checkpoint, asked: PlanOptions
+) -> tuple[Scenario, str, tuple[str, ...], tuple[AdaptedModule, ...], PlanOptions]:
+    """`_scenario` with the adapter that was opened; what it adapts, the options as it has them."""
+    adapted = adapted_modules(checkpoint.spec, checkpoint.adapter) if checkpoint.adapter else ()
+    lora, options = continuing(asked, checkpoint.adapter, adapted)
+    scenario, label, notes = _scenario(checkpoint, options)
+    return with_adapter(scenario, checkpoint.adapter, adapted, lora), label, notes, adapted, options
+
+
 def _scenario(
     checkpoint: Checkpoint, options: PlanOptions
 ) -> tuple[Scenario, str, tuple[str, ...]]:
@@ -213,7 +236,10 @@ def _scenario(
         stored if stored is not None else stored_in(spec, fmt or "bf16"),
         workload,
         parse_device(options.device) if options.device is not None else None,
+        options.gpu_layers,
+        options.cpu_moe_layers or 0,
     )
+    check_host(scenario, options)
     return scenario.spread(), label, tuple(notes)
 
 

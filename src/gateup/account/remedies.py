@@ -8,7 +8,7 @@ from typing import Any
 
 from gateup.account import engines
 from gateup.account.scenario import Scenario
-from gateup.account.search import LOSSES, Found, Search
+from gateup.account.search import LOSSES, Found, Search, sensible
 from gateup.account.training_axes import axes_of, free_options
 from gateup.model import presets
 from gateup.model.quant import mix
@@ -27,9 +27,12 @@ class Remedy:
     changes  a sentence each
     peak     bytes on the fullest device, at `phase`
     flags    by engine ("llama.cpp", "vllm", "llama-factory", ...): what sets this run, whole;
-             "llama-factory launch": how several cards are started, its settings in RUN.yaml
+             "llama-factory launch": how several cards are started, its settings in RUN.yaml;
+             "llama-factory lacks": the part of the run that it has no setting for, in words
     loss     the worst of the changes' losses: "none", "tiny", "some", "hardware", "capability"
+    losses   each change's own
     host     bytes that llama.cpp keeps in host memory besides
+    command  `gateup plan …` of the run, whole; "" where there is none, and `unsaid` says why
     """
 
     changes: tuple[str, ...]
@@ -39,6 +42,23 @@ class Remedy:
     loss: str
     phase: str = ""
     host: int = 0
+    command: str = ""
+    unsaid: str = ""
+    losses: tuple[str, ...] = ()
+
+    @property
+    def prices(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(loss, the changes that cost it), the least first; of a single change, its loss alone."""
+        if len(self.losses) < 2 or set(self.losses) == {"none"}:
+            return ((self.loss, ()),)
+        each = list(zip(self.losses, self.changes, strict=True))
+        lost = [x for x in LOSSES[1:] if x in self.losses]
+        return tuple((x, tuple(change for loss, change in each if loss == x)) for x in lost)
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The flags to print beside the command, which says gateup's own."""
+        return {k: v for k, v in self.flags.items() if not (self.command and k == "gateup")}
 
 
 def find_remedies(
@@ -56,9 +76,33 @@ def find_remedies(
         search = Search(scenario, capacity, axes)
         return tuple(_remedy(scenario, f) for f in search.run(limit)), search.smallest
     search = Search(start, capacity, axes_of(start))
-    found = search.run(limit)
+    search.run(limit)
+    _less_trained(search)
+    found = search.chosen(limit)
     labels = tuple(o.label for o in free)
     return tuple(_remedy(scenario, f, labels) for f in found), search.smallest
+
+
+def _less_trained(search: Search) -> None:
+    """Add what fits once full training is given up for QLoRA.
+
+    Its own search: what an adapter's training holds is in none of full training's groups, so that
+    no factor foretells what a shorter context, say, does to it.
+    """
+    method = next((a for a in search.axes if a.name == "method"), None)
+    if method is None or any(len(f.choice) == 1 and f.choice[0][0] is method for f in search.found):
+        return
+    option = method.options[-1]
+    start = option.apply(search.scenario)
+    axes = [a for a in axes_of(start) if not a.alone]
+    inner = Search(start, search.capacity, axes)
+    inner.run(LIMIT)
+    search.smallest = min(search.smallest, inner.smallest)
+    for found in inner.found:
+        options = [option, *(o for _, o in found.choice)]
+        if sensible(options):
+            choice = ((method, option), *found.choice)
+            search.found.append(Found(choice, found.scenario, found.plan))
 
 
 def _remedy(before: Scenario, found: Found, first: tuple[str, ...] = ()) -> Remedy:
@@ -70,6 +114,7 @@ def _remedy(before: Scenario, found: Found, first: tuple[str, ...] = ()) -> Reme
         loss=LOSSES[max((o.loss for _, o in found.choice), default=0)],
         phase=found.plan.peak_phase,
         host=int(found.scenario.host().value),
+        losses=(*(LOSSES[0] for _ in first), *(LOSSES[o.loss] for _, o in found.choice)),
     )
 
 
@@ -89,6 +134,8 @@ def flags_of(before: Scenario, after: Scenario, whole: bool = False) -> dict[str
         flags = flags if after.spec is before.spec else _named(engine, flags, after)
         out[engine] = flags if wanted else ""
         out[f"{engine} launch"] = _launch(wanted, after)
+        if wanted and engine == "llama-factory":
+            out[f"{engine} lacks"] = _own_parts(after)
     elif engine == "transformers":
         out[engine] = _transformers(before, after)
     ours = _gateup(before, after)
@@ -172,14 +219,12 @@ def _precision(after: Scenario) -> str | None:
 
 def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     """Empty where LLaMA-Factory cannot do the run: f16 weights trained whole, a split by tensor
-    or stage, an MLP that runs or saves as only gateup's own does.
+    or stage. What only gateup's MLP does is left out (`_own_parts`).
     """
     work, training, precision = after.workload, after.workload.training, _precision(after)
     assert training is not None
     parallel = work.parallel
     if precision is None or parallel.world != parallel.fsdp:
-        return {}
-    if work.execution == "tiled" or training.save in ("gate_up", "input"):  # gateup's own
         return {}
     out: dict[str, Any] = {"quant": after.fmt} if after.fmt else {}
     if not engines.supports("llama-factory", "quant", after.fmt or "bf16"):
@@ -200,6 +245,23 @@ def _factory(before: Scenario, after: Scenario) -> dict[str, Any]:
     if training.save == "all" or training.loss == "chunked":
         out["execution"] = "fused"
     return out
+
+
+def _own_parts(after: Scenario) -> str:
+    """What of a training run only gateup's own MLP does; empty: nothing."""
+    work, training = after.workload, after.workload.training
+    said, given = [], []
+    if work.execution == "tiled":
+        said.append(f"MLP in tiles of {work.tile:,} tokens")
+        given.append(f"tile={work.tile}")
+    if training is not None and training.save in ("gate_up", "input"):
+        kept = {"gate_up": "x, gate and up", "input": "x"}[training.save]
+        said.append(f"an MLP that keeps {kept} only")
+        given.append(f'save="{training.save}"')
+    if not said:
+        return ""
+    own = f"gateup's own, gateup.patch(model, options=MLPOptions({', '.join(given)}))"
+    return f"{' and '.join(said)} ({own}); the peak counts on it"
 
 
 def _gateup(before: Scenario, after: Scenario) -> str:

@@ -141,9 +141,9 @@ class Search:
                 self._combine(size, limit)
         if not self.found:
             self._everything()
-        return self._chosen(limit)
+        return self.chosen(limit)
 
-    def _chosen(self, limit: int) -> list[Found]:
+    def chosen(self, limit: int) -> list[Found]:
         """One of each set of axes, fewest changes first within a loss; none that changes more than
         a cheaper one does. The best on an axis to `keep` is never cut off.
         """

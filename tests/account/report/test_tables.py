@@ -53,7 +53,9 @@ def test_no_line_is_wider_than_the_console(misfit: Plan, width: int) -> None:
     render_side_by_side([misfit, misfit, misfit], out)
     explain(misfit, out)
     render_shown(show("llama-3-8b"), out)
-    flags = [f for r in misfit.verdict.remedies for f in r.flags.values()] if misfit.verdict else []
+    remedies = misfit.verdict.remedies if misfit.verdict else ()
+    flags = [f for r in remedies for f in (*r.flags.values(), r.command)]
+    assert "" not in flags
     lines = [x for x in text(out).splitlines() if not x.endswith(tuple(flags))]
     assert max(map(len, lines)) <= width
 

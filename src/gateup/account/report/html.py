@@ -20,7 +20,6 @@ from gateup.account.report import units
 from gateup.account.report.charts import charts
 from gateup.account.report.style import STYLE
 from gateup.account.report.tables import (
-    LOSSES,
     at_peak,
     capacity,
     compared,
@@ -29,6 +28,7 @@ from gateup.account.report.tables import (
     item_label,
     key_figures,
     longest,
+    prices,
 )
 from gateup.account.report.units import tag, tagged
 from gateup.errors import UsageError
@@ -192,10 +192,12 @@ def _verdict(plan: Plan) -> str:
         out.append("<h2>What would make it fit</h2><ol>")
         for r in verdict.remedies:
             kind = r.scenario.memory().kind
-            loss = f"<br>{_text(LOSSES.get(r.loss, r.loss))}"
+            loss = "".join(f"<br>{_text(price)}" for price in prices(r))
+            said = f"<pre>{_text(r.command)}</pre>" if r.command else ""
+            said = said or (f"<br>{_text(r.unsaid)}" if r.unsaid else "")
             out.append(
                 f"<li><strong>{_text('; '.join(r.changes))}</strong>: peak "
-                f"{tag(units.memory(r.peak), kind)}{loss}{_flags(plan, r.flags)}</li>"
+                f"{tag(units.memory(r.peak), kind)}{loss}{said}{_flags(plan, r.elsewhere)}</li>"
             )
         out.append("</ol>")
     return "".join(out)

@@ -231,6 +231,8 @@ def workload_json(work: Workload) -> dict[str, Any]:
             "save": training.save,
             "checkpointing": training.checkpointing,
             "autocast": training.autocast,
+            "loss": training.loss,
+            "accumulation": training.accumulation,
         },
     }
 
@@ -337,7 +339,9 @@ def remedy_json(remedy: Remedy) -> dict[str, Any]:
         "phase": memory.peak_phase,
         "host_bytes": remedy.host,
         "loss": remedy.loss,
+        "losses": list(remedy.losses),
         "flags": dict(remedy.flags),
+        "command": remedy.command or None,
         "model": remedy.scenario.spec.name,
         "format": remedy.scenario.fmt,
         "run": workload_json(remedy.scenario.workload),

@@ -13,6 +13,7 @@ from gateup.account.file_size import file_text
 from gateup.account.ledger import LEDGER_PARTS
 from gateup.account.memory_items import MemoryItem
 from gateup.account.plan import Plan, phase_figure
+from gateup.account.remedies import Remedy
 from gateup.account.report import units
 from gateup.account.report.console import bar, cell, columns, heading, line, put, verbatim
 from gateup.account.report.units import tag, tagged
@@ -164,8 +165,21 @@ def _remedies(plan: Plan, console: Console) -> None:
     for n, remedy in enumerate(plan.verdict.remedies, 1):
         peak = tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
         line(console, f"{n}. {'; '.join(remedy.changes)}: peak {peak}", "bold", indent=2)
-        line(console, LOSSES.get(remedy.loss, remedy.loss), indent=5)
-        _flags(plan, remedy.flags, console, 5)
+        for price in prices(remedy):
+            line(console, price, indent=5)
+        if remedy.command:
+            verbatim(console, remedy.command, "cyan", 5)
+        elif remedy.unsaid:
+            line(console, remedy.unsaid, indent=5)
+        _flags(plan, remedy.elsewhere, console, 5)
+
+
+def prices(remedy: Remedy) -> list[str]:
+    """What a remedy costs, in words: every loss, with the changes that bring it."""
+    return [
+        LOSSES[loss] + (f": {'; '.join(changes)}" if changes else "")
+        for loss, changes in remedy.prices
+    ]
 
 
 def _flags(plan: Plan, flags: Mapping[str, str], console: Console, indent: int) -> None:

@@ -10,6 +10,7 @@ from gateup.account.activations import prefill_tokens
 from gateup.account.fit import Verdict
 from gateup.account.options import PlanOptions
 from gateup.account.plan import Plan, plan_opened
+from gateup.account.remedies import Remedy
 from gateup.account.report import units
 from gateup.account.report.svg import Piece, stacked_columns
 from gateup.account.report.tables import copyable
@@ -22,6 +23,7 @@ from gateup.lab.frame import POWERS, Frame, model_param
 from gateup.lab.models import Models
 from gateup.lab.state import Choice, Flag, Number, Param
 from gateup.lab.words import texts
+from gateup.model import presets
 
 
 def params(models: Models) -> Sequence[Param]:
@@ -96,13 +98,15 @@ class _View:
             return
         if changed == {"how"}:
             return
-        await self.frame.slowly(lambda: self._judge(checkpoint, options))
+        await self.frame.slowly(lambda: self._judge(state["model"], checkpoint, options))
 
-    async def _judge(self, checkpoint: Checkpoint, options: PlanOptions) -> None:
+    async def _judge(self, key: str, checkpoint: Checkpoint, options: PlanOptions) -> None:
+        """key: the page's name of the model; a preset's is also the command line's."""
         self.verdict.classes("stale")
         content = ""
         try:
-            judged = await run.io_bound(plan_opened, checkpoint, options)
+            ref = key if key in presets.PRESETS else None
+            judged = await run.io_bound(plan_opened, checkpoint, options, ref)
             if judged is not None and judged.verdict is not None:
                 self._draw(judged)
                 content = self._verdict(judged, judged.verdict)
@@ -138,10 +142,10 @@ class _View:
             for remedy in verdict.remedies:
                 need = units.tag(units.memory(remedy.peak), remedy.scenario.memory().kind)
                 changes = text("; ".join(remedy.changes))
+                command = f"<pre>{text(remedy.command)}</pre>" if remedy.command else ""
                 out.append(
-                    f'<li><strong lang="en">{changes}</strong>: {text(need)}'
-                    f'<p class="note">{text(t(f"loss.{remedy.loss}"))}</p>'
-                    f"{self._flags(plan, dict(remedy.flags))}</li>"
+                    f'<li><strong lang="en">{changes}</strong>: {text(need)}{self._prices(remedy)}'
+                    f"{command}{self._flags(plan, remedy.elsewhere)}</li>"
                 )
             out.append("</ol>")
         return "".join(out)
@@ -160,6 +164,14 @@ class _View:
             t("filled", parts=t("comma").join(parts)),
             t("longest", tokens=most) if verdict.max_context else t("longest_none"),
         ]
+
+    def _prices(self, remedy: Remedy) -> str:
+        """Every loss, with the changes that bring it."""
+        t, out = self.frame.t, ""
+        for loss, changes in remedy.prices:
+            of = f'{text(t("colon"))}<span lang="en">{text("; ".join(changes))}</span>'
+            out += f'<p class="note">{text(t(f"loss.{loss}"))}{of if changes else ""}</p>'
+        return out
 
     def _flags(self, plan: Plan, flags: dict[str, str]) -> str:
         blocks = ("\n".join(copyable(plan, engine, given)) for engine, given in flags.items())
