@@ -111,7 +111,10 @@ def test_a_template_s_own_refusal_is_shown() -> None:
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             "rounds",
         ),
-        ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "a text of more than 16,777,216 characters"),
+        (
+            "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+            "a text of more than 16,777,216 characters",
+        ),
         ("{% for a in range(999999999) %}{% endfor %}", "Range too big"),
     ],
 )

@@ -4,6 +4,7 @@ that its cache cannot hold, with arguments of other types."""
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def test_values_that_float16_cannot_hold(folder: Path, tmp_path: Path) -> None:
         load(big).generate("abcdef", max_tokens=3)
     assert "beyond 65,504, where float16 ends" in str(raised.value)
     assert "--cache-type float32" in str(raised.value)
+    with pytest.raises(InputError, match="float16 ends"):
+        load(big).logits([5, 6, 7])
     exact = load(folder, cache_type="float32").generate("abcdef", max_tokens=12)
     assert load(big, cache_type="float32").generate("abcdef", max_tokens=12) == exact
 
@@ -88,10 +91,17 @@ def test_layers_that_the_config_does_not_count(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("ctx", 2.5), ("ctx", True), ("ctx", "5"), ("threads", 1.5), ("cache_type", "int8")],
+    [
+        ("ctx", 2.5),
+        ("ctx", True),
+        ("ctx", "5"),
+        ("threads", 1.5),
+        ("cache_type", "int8"),
+        ("activations", []),
+    ],
 )
 def test_options_of_load(folder: Path, option: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=repr(value)):
+    with pytest.raises(UsageError, match=re.escape(repr(value))):
         load(folder, **{option: value})
 
 
@@ -124,3 +134,14 @@ def test_prompts_that_are_none(engine: Engine, prompt: Any) -> None:
 def test_logits_of_what_are_no_tokens(engine: Engine) -> None:
     with pytest.raises(UsageError, match="whole numbers"):
         engine.logits([1.5])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="whole numbers"):
+        engine.logits(["a"])  # type: ignore[list-item]
+
+
+def test_infinities_that_were_never_written(engine: Engine) -> None:
+    cache = engine.decoder.new_cache(20, batch=2)
+    for part in cache.keys + cache.values:
+        part.fill_(float("inf"))
+    assert not cache.overflows()
+    cache.lengths[1] = 1
+    assert cache.overflows()

@@ -182,3 +182,17 @@ def test_experts() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     with pytest.raises(UsageError, match="the experts' up_proj are not alike"):
         QuantExperts(gate, up[:-1], down)
+
+
+def test_blocks_assigned_from_anywhere_in_memory() -> None:
+    """Memory-mapped files hold tensors at any byte."""
+    layer = QuantLinear(blocks(64, 64, native=None))
+    x = torch.randn(3, 64)
+    expected = layer(x)
+    state = layer.state_dict()
+    held = state["blocks"]
+    memory = torch.empty(held.numel() + 65, dtype=torch.uint8)
+    at = -memory.data_ptr() % 64 + 1
+    state["blocks"] = memory[at : at + held.numel()].view(held.shape).copy_(held)
+    layer.load_state_dict(state, assign=True)
+    assert torch.equal(layer(x), expected)

@@ -60,14 +60,15 @@ class KVCache:
         65,504 was written."""
         if self.dtype != torch.float16:
             return False
-        filled = max(self.lengths)
-        # In either order of positions; what is not filled may be anything.
         return any(
-            bool(torch.isinf(self._filled(t, filled)).any()) for t in self.keys + self.values
+            bool(torch.isinf(self._filled(part, row)).any())
+            for part in self.keys + self.values
+            for row in range(self.batch)
         )
 
-    def _filled(self, part: torch.Tensor, length: int) -> torch.Tensor:
-        return part[:, :, :length]
+    def _filled(self, part: torch.Tensor, row: int) -> torch.Tensor:
+        """What is written of a sequence's keys or values; the rest may be anything."""
+        return part[row, :, : self.lengths[row]]
 
     def room(self, row: int) -> int:
         """Positions that are left in a sequence."""

@@ -70,9 +70,9 @@ def load(
         torch.set_num_threads(threads)
     if activations is None:
         activations = "int16" if checkpoint.spec.params < _SMALL else "int8"
-    if activations not in _TERMS:
+    if not isinstance(activations, str) or activations not in _TERMS:
         raise UsageError(f"activations are {activations!r}", expected='"int8" or "int16"')
-    if cache_type not in _CACHES:
+    if not isinstance(cache_type, str) or cache_type not in _CACHES:
         raise UsageError(f"cache_type is {cache_type!r}", expected='"float16" or "float32"')
     context = _context(checkpoint, ctx)
     _fits(checkpoint, context, _CACHES[cache_type])
@@ -305,9 +305,12 @@ class Engine(Prompts):
         """Float32 logits behind each token of a text, [T, V].
 
         Raises UsageError where the text is empty, longer than the context, or has tokens outside
-        the vocabulary.
+        the vocabulary; InputError as generate for logits that are not finite.
         """
-        row = torch.as_tensor(ids).reshape(-1)
+        try:
+            row = torch.as_tensor(ids).reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise UsageError(f"the tokens are {str(ids)[:60]}", expected="whole numbers") from e
         if row.numel() and row.dtype not in (torch.int64, torch.int32):
             raise UsageError(f"tokens of {row.dtype}", expected="whole numbers")
         row = row.to(torch.int64)
@@ -317,7 +320,9 @@ class Engine(Prompts):
             )
         cache = self.decoder.new_cache(row.numel(), dtype=self.cache_dtype)
         parts = [row[at : at + CHUNK] for at in range(0, row.numel(), CHUNK)]
-        return torch.cat([self.decoder.forward(p[None], cache, every=True)[0] for p in parts])
+        found = torch.cat([self.decoder.forward(p[None], cache, every=True)[0] for p in parts])
+        self.check(found, cache)
+        return found
 
     def check(self, logits: torch.Tensor, cache: KVCache) -> None:
         """Raise InputError where logits are not finite, naming the cache or weights at fault."""

@@ -44,10 +44,11 @@ class NativeCache(KVCache):
     def _value_shape(self, layer: LayerConfig) -> tuple[int, ...]:
         return self.batch, layer.num_kv_heads, _rounded(self.capacity), _rounded(layer.head_dim)
 
-    def _filled(self, part: torch.Tensor, length: int) -> torch.Tensor:
+    def _filled(self, part: torch.Tensor, row: int) -> torch.Tensor:
+        one = part[row]
         if part.ndim == 5:  # keys
-            part = part.transpose(-1, -2).flatten(2, 3)
-        return part[:, :, :length]
+            one = one.transpose(-1, -2).flatten(1, 2)
+        return one[:, : self.lengths[row]]
 
     def handle(self, module: ModuleType) -> Any:
         """The addresses, for the decoder."""

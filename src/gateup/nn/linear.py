@@ -87,6 +87,11 @@ class _InBlocks(nn.Module):
             remedy="make a layer of the new weight and put it into the model instead",
         )
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Also with assign=True, which takes memory as it comes: kernels read whole lines of it."""
+        super()._load_from_state_dict(*args, **kwargs)
+        self.blocks = packed.aligned(self.blocks)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # nn.Module would register a parameter beside the property
             type(self).weight.fset(self, value)  # type: ignore[attr-defined]
