@@ -422,3 +422,14 @@ def test_stdout_that_takes_nothing(verb: str, end: str, code: int) -> None:
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     assert ("cannot be written" in done.stderr) is (code == 2)
+
+
+def test_memory_that_is_gone_is_one_message(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gateup.files.checkpoint.open_model", none)
+    monkeypatch.setattr("gateup.cli.open_model", none, raising=False)
+    result = run("show", str(tiny))
+    assert result.exit_code == 2
+    assert "not enough memory" in result.stderr

@@ -67,6 +67,10 @@ def _reported() -> Iterator[None]:
 
         print(f"gateup: {printable(str(error))}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
+    except MemoryError:
+        message = "there is not enough memory for this (free some, or lift the process's limit)"
+        print(f"gateup: {message}", file=sys.stderr)
+        raise typer.Exit(UsageError.exit_code) from None
     except BrokenPipeError:  # the reader (head, less) left
         _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
