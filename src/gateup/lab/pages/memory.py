@@ -21,6 +21,7 @@ from gateup.lab.drawings import ROLES, timeline_bars
 from gateup.lab.figures import figure_list, legend, text
 from gateup.lab.frame import POWERS, Frame, model_param
 from gateup.lab.models import Models
+from gateup.lab.plan_words import plan_words
 from gateup.lab.state import Choice, Flag, Number, Param
 from gateup.lab.words import texts
 from gateup.model import presets
@@ -126,7 +127,7 @@ class _View:
         peak = t(
             "peak",
             peak=units.tag(units.memory(verdict.peak), plan.memory.kind),
-            phase=verdict.phase,
+            phase=plan_words(verdict.phase, self.frame.language),
             capacity=units.tagged(plan.figures["device.capacity"]),
         )
         lines = [peak, *self._peak_lines(plan, verdict)]
@@ -181,7 +182,7 @@ class _View:
         t, found = self.frame.t, data.phases(plan)
         columns = [
             (
-                phase,
+                plan_words(phase, self.frame.language),
                 [
                     Piece(g, n, self.names[g] + t("colon") + units.memory(n))
                     for g, n in groups.items()
@@ -224,10 +225,17 @@ class _View:
         figures = figure_list(named, self.frame.around, how=self.frame.state["how"])
         return f'{head}{note}<div class="grid wide-cells">{"".join(drawn)}</div>{keys}{figures}'
 
+    def _label(self, label: str, alive: Sequence[str]) -> str:
+        """What takes memory, and in which phases."""
+        language = self.frame.language
+        left, mark, right = ("（", "、", "）") if language == "zh" else (" (", ", ", ")")
+        phases = mark.join(plan_words(phase, language) for phase in alive)
+        return f"{plan_words(label, language)}{left}{phases}{right}"
+
     def _items(self, plan: Plan) -> str:
         t = self.frame.t
         named = [
-            (f"{label} ({', '.join(alive)})", figure)
+            (self._label(label, alive), figure)
             for label, _, alive, figure in data.phases(plan).items
         ]
         keys = ("memory.peak", "memory.host", "device.memory", "device.reserve", "device.capacity")

@@ -131,5 +131,5 @@ ZH = {
     "less": "{memory} 减去预留 {reserve}",
     "filled": "峰值时：{parts}",
     "remedies_note": "改动沿用 gateup plan 的英文说法，并附引擎参数。",
-    "items_note": "名称和阶段沿用 gateup plan 报告中的英文。",
+    "items_note": "名称和阶段对应 gateup plan 的英文报告。",
 }
