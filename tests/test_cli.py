@@ -428,8 +428,7 @@ def test_memory_that_is_gone_is_one_message(tiny: Path, monkeypatch: pytest.Monk
     def none(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("gateup.files.checkpoint.open_model", none)
-    monkeypatch.setattr("gateup.cli.open_model", none, raising=False)
+    monkeypatch.setattr("gateup.account.show.show", none)
     result = run("show", str(tiny))
     assert result.exit_code == 2
     assert "not enough memory" in result.stderr
