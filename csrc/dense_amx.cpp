@@ -161,9 +161,9 @@ void finish_gated(const Phase& p, i64 panel, i64 block, float* c) {
 
 // ---- one item: a group of pairs of panels, all tokens of the chunk, all of k -------------------
 
-// Three or four groups of tokens, one panel after the other: weights go to the tiles once. 0.75 of
-// the time of copying pieces as below, where reading, copying and multiplying hardly overlap; for
-// five to eight groups, in two goes, it was no faster (one thread, H 4096, I 14336).
+// Three or four groups of tokens, one panel after the other: weights go to the tiles once. 0.7 to
+// 0.8 of the time of copying pieces as below, where reading, copying and multiplying hardly
+// overlap; for five to eight groups, in two goes, it was no faster (one thread, H 4096, I 14336).
 void run_wide(const Phase& p, i64 pair, char* scratch) {
   const i64 whole = p.k / kStep, group = p.x.steps * p.x.step_bytes();
   float* c = reinterpret_cast<float*>(scratch);

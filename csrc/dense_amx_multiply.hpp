@@ -85,7 +85,8 @@ GATEUP_INLINE void multiply(const Weights& w, i64 steps, const Weights* tail, co
 }
 
 // One panel of weights as they lie times three or four groups of tokens, whose operands are
-// `group` bytes apart: weights go from memory to the tiles once. c: [group / 2][2 panels][group % 2].
+// `group` bytes apart: weights go from memory to the tiles once.
+// c: [group / 2][2 panels][group % 2].
 template <int kGroups>
 GATEUP_INLINE void multiply_wide(const Panel& panel, i64 steps, const char* tail, const char* x,
                                  i64 group, float* c, bool resume) {

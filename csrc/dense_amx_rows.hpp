@@ -53,8 +53,8 @@ GATEUP_INLINE __m512i load_pairs(const char* row, std::int32_t dtype, i64 k0, i6
                   _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)));
 }
 
-inline void pack_group(const Rows& x, i64 first_token, i64 k, const Operand& out, i64 group, i64 begin,
-                i64 end) {
+inline void pack_group(const Rows& x, i64 first_token, i64 k, const Operand& out, i64 group,
+                       i64 begin, i64 end) {
   const i64 t0 = group * kTile;
   const i64 valid = at_most(out.tokens - t0, kTile);
   const i64 row_bytes = x.stride * itemsize(x);

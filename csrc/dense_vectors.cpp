@@ -20,8 +20,7 @@ constexpr i64 kChunk = 96;
 // stay in a first-level cache.
 constexpr i64 kBlockK = 1024;
 // Up to so many times the tokens of a tile, each share takes a tile's rows to their end, while
-// these are in the caches; more tokens take blocks of k. Blocks cost loads and stores of the
-// sums: 1.2 times the time at 12 tokens (one thread, H 4096, I 14336).
+// these are in the caches; more tokens take blocks of k, which cost loads and stores of the sums.
 constexpr i64 kWholeRows = 2;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
@@ -132,7 +131,8 @@ void one_tile(const Pass& p, const Steps& s, i64 s0, i64 block, i64 r0, i64 t, b
               float* carry, float* out) {
   const i64 x_bytes = p.x.paired ? 2 : 4, whole = p.w.k / s.width;
   const i64 row_bytes = p.w.stride * s.weight_bytes, step_bytes = s.width * s.weight_bytes;
-  const int n = static_cast<int>(at_most(share(p.tokens, p.x.paired), p.tokens - t)), rows = rows_for(n);
+  const int n = static_cast<int>(at_most(share(p.tokens, p.x.paired), p.tokens - t));
+  const int rows = rows_for(n);
   Walk walk;
   walk.steps = at_most(block, whole - s0);
   walk.first = s0 == 0;
@@ -162,7 +162,8 @@ void one_tile(const Pass& p, const Steps& s, i64 s0, i64 block, i64 r0, i64 t, b
 void unit(const Pass& p, float* carry, float* out) {
   const Steps& s = steps_for(p.w.type);
   const i64 whole = p.w.k / s.width, rows = at_most(p.w.n - p.row, kUnit);
-  const i64 n = share(p.tokens, p.x.paired), groups = ceil_div(p.tokens, n), step = rows_for(static_cast<int>(n));
+  const i64 n = share(p.tokens, p.x.paired), groups = ceil_div(p.tokens, n);
+  const i64 step = rows_for(static_cast<int>(n));
   if (p.tokens <= kWholeRows * kTokens) {
     for (i64 r0 = 0; r0 < rows; r0 += step) {
       for (i64 t = 0; t < p.tokens; t += n) {

@@ -111,7 +111,8 @@ GATEUP_INLINE Input make_input(u8* memory, bool super, int terms, i64 rows, i64 
   in.blocks = padded_blocks(k);
   const i64 padded = in.tiles * in.lead;
   in.codes = reinterpret_cast<i8*>(carve(memory, padded * in.blocks * kBlockK));
-  in.scale = reinterpret_cast<float*>(carve(memory, padded * in.blocks / (super ? kChunkBlocks : 1) * 4));
+  const i64 scales = padded * in.blocks / (super ? kChunkBlocks : 1);
+  in.scale = reinterpret_cast<float*>(carve(memory, scales * 4));
   in.sums = reinterpret_cast<float*>(carve(memory, padded * in.blocks * 4));
   if (kSumsInParts && super && in.lead == 16 && (wants & kWantSums) != 0) {
     const i64 numbers = padded * in.blocks / kChunkBlocks * kPartK;

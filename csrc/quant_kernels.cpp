@@ -94,7 +94,8 @@ void linear_piece(const LinearJob& job, const Product& p, i64 piece, float* acc,
   const int panels = static_cast<int>(smaller(job.panels_apart, panels_of(p.w.n) - panel));
   multiply(p.w, panel, panels, in, tile, last_tile, chunks, acc);
   for (i64 t = tile; t < last_tile; ++t) {
-    const i64 row = t * in.lead / in.terms, rows = smaller(in.lead, in.rows - t * in.lead) / in.terms;
+    const i64 row = t * in.lead / in.terms;
+    const i64 rows = smaller(in.lead, in.rows - t * in.lead) / in.terms;
     const Rows y = from_row(p.y, job.row + row);
     for (int i = 0; i < panels; ++i, acc += in.lead * kPanel) {
       add_terms(acc, in);

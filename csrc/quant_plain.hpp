@@ -101,8 +101,9 @@ void block_row(const Chunk& chunk, const TileInput& in, int r, int blocks, float
 
 // One row and one super-block. Whole numbers below 2^24 are exact in float32: a sub-block's
 // product with its scale, and the sum of two of them (Q5_K: 2·32·31·127·63 = 15.9 million; Q6_K
-// 2·16·32·127·128 = 16.6 million; Q4_K: 4·32·15·127·63 = 15.4 million even for four). Two such sums added are rounded once, as if four sub-blocks
-// had been added as integers: kernels are free to do that. The minimums' sum is exact, too.
+// 2·16·32·127·128 = 16.6 million; Q4_K: 4·32·15·127·63 = 15.4 million even for four). Two such
+// sums added are rounded once, as if four sub-blocks had been added as integers: kernels are free
+// to do that. The minimums' sum is exact, too.
 template <Kind K>
 void super_row(const Chunk& chunk, const TileInput& in, int r, float* __restrict acc) {
   constexpr int subs = K == Kind::kSuper16 ? 2 : 1, groups = 8 / subs;

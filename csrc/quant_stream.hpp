@@ -26,8 +26,8 @@ constexpr int stream_ahead(const QuantFormat& f) {
 }
 
 // Integer sums over the first and the last four groups of a block; over all of them in `first`
-// where nothing asks for two, as registers for 8 rows are few. Where 4 bits are all of a code, a byte's
-// upper four are multiplied in their place, and their sums are 16 times too large.
+// where nothing asks for two, as registers for 8 rows are few. Where 4 bits are all of a code, a
+// byte's upper four are multiplied in their place, and their sums are 16 times too large.
 template <int F, int R>
 struct BlockDots {
   static constexpr QuantFormat f = kFormats[F];

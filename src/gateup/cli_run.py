@@ -352,7 +352,7 @@ def _show_stats(model: str, engine: Engine, stream: Stream, floor: int) -> None:
 
     peak = peak_rss()
     length = stream.stats.prompt_tokens + stream.stats.new_tokens
-    kv = {"float16": "f16", "float32": "f32"}[str(engine.cache_dtype).removeprefix("torch.")]
+    kv = f"f{8 * engine.cache_dtype.itemsize}"
     said = plan(model, PlanOptions(ctx=length, kv=kv, engine="gateup"))
     memory = said.figures["memory.peak"].value
     moved = said.figures["traffic.per_token"].value

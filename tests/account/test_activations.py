@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,21 +19,9 @@ from gateup.account.activations import (
 from gateup.account.workload import Workload
 from gateup.errors import UsageError
 from gateup.model import presets
+from tests.benchmark import benchmark
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "peak_memory.py"
-
-
-def load() -> ModuleType:
-    found = importlib.util.spec_from_file_location("benchmark_peak_memory", BENCHMARK)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-peak_memory = load()
+peak_memory = benchmark("peak_memory")
 
 
 def test_eager_mlp_is_three_widths() -> None:

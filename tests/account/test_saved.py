@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,22 +14,9 @@ from gateup.account.saved import Precision, saved_mlp
 from gateup.account.workload import Save, Training, Workload
 from gateup.model import presets
 from gateup.model.quant.formats import stored_as
+from tests.benchmark import benchmark
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    """A benchmark's module: the tests hold the figures that it prints."""
-    found = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-saved_bytes = load("saved_bytes")
+saved_bytes = benchmark("saved_bytes")
 
 H, WIDTH, T = 24, 64, 16
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -11,20 +11,10 @@ import pytest
 from gateup.checks.config_rules import blocks
 from gateup.checks.runner import check
 from gateup.files.safetensors import read_safetensors
-from gateup.model import presets
+from tests.checks.answers import preset, rules
 
 Config = dict[str, Any]
 Make = Callable[..., Any]
-
-
-def preset(name: str) -> Config:
-    found = presets.find(name)
-    assert found is not None
-    return dict(found.config)
-
-
-def rules(ref: Path) -> set[str]:
-    return {f.rule for f in check(ref).findings if f.severity != "note"}
 
 
 # ---- widths per layer ----------------------------------------------------------------------------

@@ -11,21 +11,11 @@ import pytest
 
 from gateup.checks.layout_rules import cut, order, ranks
 from gateup.checks.runner import check
-from gateup.model import presets
 from gateup.model.layout import GateUpLayout, join, shard
+from tests.checks.answers import preset, rules
 
 Config = dict[str, Any]
 Make = Callable[..., Any]
-
-
-def preset(name: str) -> Config:
-    found = presets.find(name)
-    assert found is not None
-    return dict(found.config)
-
-
-def rules(ref: Path) -> set[str]:
-    return {f.rule for f in check(ref).findings if f.severity != "note"}
 
 
 # ---- halves or neighbours ------------------------------------------------------------------------

@@ -11,14 +11,10 @@ import pytest
 from gateup.checks.runner import check
 from gateup.model import presets
 from gateup.model.quant.gguf_file import tensors_of as gguf_tensors_of
+from tests.checks.answers import rules
 
 Config = dict[str, Any]
 Make = Callable[..., Any]
-
-
-def rules(ref: Path) -> set[str]:
-    """Ids of the rules that find something above a note."""
-    return {f.rule for f in check(ref).findings if f.severity != "note"}
 
 
 # ---- a mixture of experts is no truncated file ---------------------------------------------------

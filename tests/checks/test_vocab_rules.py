@@ -15,20 +15,10 @@ from gateup.checks.runner import check
 from gateup.checks.tokenizer_files import find_tokenizer
 from gateup.checks.vocab_rules import tied, vocab
 from gateup.files.checkpoint import open_model
-from gateup.model import presets
+from tests.checks.answers import preset, rules
 
 Config = dict[str, Any]
 Make = Callable[..., Any]
-
-
-def preset(name: str) -> Config:
-    found = presets.find(name)
-    assert found is not None
-    return dict(found.config)
-
-
-def rules(ref: Path) -> set[str]:
-    return {f.rule for f in check(ref).findings if f.severity != "note"}
 
 
 # ---- tied heads ----------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gateup.engine.weights import MLPWeights, Weights
+from gateup.ops.packed import dequantise
+
 TINY: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -136,3 +139,19 @@ def ids_of(length: int, batch: int = 1, seed: int = 1) -> torch.Tensor:
     return torch.randint(
         3, TINY["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(seed)
     )
+
+
+def hub_state(w: Weights) -> dict[str, torch.Tensor]:
+    """A Llama's weights with tied embeddings, dequantised, by transformers' names."""
+    state = {"model.embed_tokens.weight": dequantise(w.embed), "model.norm.weight": w.norm}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    for i, layer in enumerate(w.layers):
+        head = f"model.layers.{i}."
+        assert isinstance(layer.mlp, MLPWeights)
+        for part in "qkvo":
+            state[f"{head}self_attn.{part}_proj.weight"] = dequantise(getattr(layer, part))
+        for part in ("gate", "up", "down"):
+            state[f"{head}mlp.{part}_proj.weight"] = dequantise(getattr(layer.mlp, part))
+        state[head + "input_layernorm.weight"] = layer.input_norm
+        state[head + "post_attention_layernorm.weight"] = layer.mlp_norm
+    return state

@@ -18,10 +18,10 @@ from gateup.engine.generate import Engine
 from gateup.engine.loading import Decoded, load
 from gateup.engine.model import TorchDecoder
 from gateup.engine.tokenizer import load_tokenizer
-from gateup.engine.weights import MLPWeights
 from gateup.files.checkpoint import open_model
 from gateup.ops.act_and_mul import act_and_mul_split
-from gateup.ops.packed import PackedWeight, dequantise, linears, pack
+from gateup.ops.packed import PackedWeight, linears, pack
+from tests.engine.models import hub_state
 
 TOKENS = 512
 LICENSE = Path(__file__).parents[2] / "LICENSE"
@@ -59,27 +59,11 @@ def reference(exact: Decoded, ids: Tensor) -> Tensor:
     )
     with torch.device("meta"):
         theirs = LlamaForCausalLM(config).eval()
-    theirs.load_state_dict(_state(exact), strict=False, assign=True)
+    theirs.load_state_dict(hub_state(exact.weights), strict=False, assign=True)
     theirs.tie_weights()
     theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config)
     with torch.no_grad():
         return theirs(ids[None]).logits[0]
-
-
-def _state(decoded: Decoded) -> dict[str, Tensor]:
-    w = decoded.weights
-    state = {"model.embed_tokens.weight": dequantise(w.embed), "model.norm.weight": w.norm}
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    for i, layer in enumerate(w.layers):
-        head = f"model.layers.{i}."
-        assert isinstance(layer.mlp, MLPWeights)
-        for part in "qkvo":
-            state[f"{head}self_attn.{part}_proj.weight"] = dequantise(getattr(layer, part))
-        for part in ("gate", "up", "down"):
-            state[f"{head}mlp.{part}_proj.weight"] = dequantise(getattr(layer.mlp, part))
-        state[head + "input_layernorm.weight"] = layer.input_norm
-        state[head + "post_attention_layernorm.weight"] = layer.mlp_norm
-    return state
 
 
 def logits_of(decoded: Decoded, ids: Tensor) -> Tensor:

@@ -6,14 +6,11 @@ downloaded.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,21 +18,9 @@ import pytest
 from gateup.lab.registry import PAGES
 from gateup.lab.words import texts
 from gateup.model import presets
+from tests.benchmark import benchmark
 
-
-def _driver() -> ModuleType:
-    """benchmarks/lab.py, which starts the lab and the browser."""
-    path = Path(__file__).parents[2] / "benchmarks" / "lab.py"
-    found = importlib.util.spec_from_file_location("benchmark_lab", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-DRIVER = _driver()
+DRIVER = benchmark("lab")
 PAGE_NAMES = [p.name for p in PAGES if p.available]
 
 pytestmark = [

@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from gateup.account.report import units
 from gateup.engine import loading
 from gateup.engine.loading import load
-from gateup.engine.weights import MLPWeights
 from gateup.files.checkpoint import Checkpoint, open_model
 from gateup.lab import charts, held
 from gateup.lab import data_neurons as data
@@ -26,8 +25,8 @@ from gateup.lab.data_neurons import Ask, look
 from gateup.lab.errors import LabError
 from gateup.lab.held import MAX_TOKENS, Held
 from gateup.lab.words import texts
-from gateup.ops.packed import dequantise, pack
-from tests.engine.models import TINY, random_model, saved
+from gateup.ops.packed import pack
+from tests.engine.models import TINY, hub_state, random_model, saved
 
 TEXT = "The capital of France is"
 OFF = ((10, 815), (29, 385), (29, 1512))
@@ -55,17 +54,6 @@ def oracle(demo: Checkpoint) -> LlamaForCausalLM:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "pack", lambda *args, **_: pack(*args, native=False))
         w = load(demo, MAX_TOKENS).weights
-    state = {"model.embed_tokens.weight": dequantise(w.embed), "model.norm.weight": w.norm}
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    for i, layer in enumerate(w.layers):
-        head = f"model.layers.{i}."
-        assert isinstance(layer.mlp, MLPWeights)
-        for part in "qkvo":
-            state[f"{head}self_attn.{part}_proj.weight"] = dequantise(getattr(layer, part))
-        for part in ("gate", "up", "down"):
-            state[f"{head}mlp.{part}_proj.weight"] = dequantise(getattr(layer.mlp, part))
-        state[head + "input_layernorm.weight"] = layer.input_norm
-        state[head + "post_attention_layernorm.weight"] = layer.mlp_norm
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -79,7 +67,7 @@ def oracle(demo: Checkpoint) -> LlamaForCausalLM:
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config).eval()
-    model.load_state_dict(state, strict=False, assign=True)
+    model.load_state_dict(hub_state(w), strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     return model

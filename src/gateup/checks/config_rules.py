@@ -13,13 +13,13 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 from gateup.checks.shapes import (
     Width,
-    Wrong,
+    as_found,
     exchanges,
     odd_widths,
     shard_degree,
     wrong_shapes,
 )
-from gateup.checks.words import in_layers
+from gateup.checks.words import in_layers, typed
 from gateup.files.header import many
 from gateup.files.mismatch import Mismatch
 from gateup.model import presets
@@ -100,9 +100,7 @@ def _key(context: Context, key: str) -> str:
 
 
 def _value(value: int | bool | None) -> str:
-    if value is None:
-        return "(absent)"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "(absent)" if value is None else typed(value)
 
 
 def _leftover(edit: Edit) -> bool:
@@ -187,7 +185,7 @@ def _torn(context: Context, torn: Sequence[Width]) -> Finding:
         "config.widths",
         "error",
         f"gate, up and down disagree about the width in {in_layers([t.layer for t in torn])}",
-        tuple(_shape(w, context) for w in tensors),
+        as_found(tensors, context),
         "One of them was cut or padded without the others; no width fits all three.",
         "take these layers from the source of the checkpoint; what was cut away is not in the file",
         {"layers": len(torn), "tensors": len(tensors)},
@@ -227,7 +225,7 @@ def _padding(context: Context, odd: Sequence[Width], group: str) -> Finding:
         "error",
         f"{len(found)} of {spec.num_layers} layers have {label} of another width than {said}: "
         f"{listing}",
-        tuple(_shape(w, context) for o in odd for w in o.tensors[-1:]),
+        as_found([w for o in odd for w in o.tensors[-1:]], context),
         "The files are whole: gate, up and down of each of these layers agree with each other "
         f"(pruned layer by layer, it seems). {spec.architecture} has "
         + (
@@ -250,15 +248,6 @@ def _biased(context: Context, odd: Width) -> bool:
         r.role.removeprefix(odd.group + ".").startswith(("gate", "up"))
         and r.role.endswith("_proj.bias")
         for r in rows
-    )
-
-
-def _shape(w: Wrong, context: Context) -> Evidence:
-    return Evidence(
-        w.tensor.name,
-        str(list(w.tensor.shape)),
-        str(list(w.expected)),
-        context.source("config"),
     )
 
 
@@ -285,7 +274,7 @@ def shape(context: Context) -> Iterable[Finding]:
         "config.shape",
         "error",
         f"{many(len(left), 'tensor')} of another shape than described ({listing})",
-        tuple(_shape(w, context) for w in left),
+        as_found(left, context),
         "No single change of the config explains these shapes, so the tensors themselves were "
         "changed: pruned, cut, or taken from another model.",
         "take them from the source of the checkpoint, or fetch config.json and weights of one "

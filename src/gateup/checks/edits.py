@@ -18,6 +18,7 @@ from gateup.files.checkpoint import Checkpoint
 from gateup.files.header import TensorHeader
 from gateup.files.match import match_gguf, match_hf
 from gateup.files.mismatch import Mismatch
+from gateup.model.config import whole
 from gateup.model.families import build_spec
 from gateup.model.spec import ModelSpec, MoESpec
 
@@ -184,7 +185,7 @@ def _layers(headers: tuple[TensorHeader, ...]) -> int | None:
 def _size(spec: ModelSpec, config: Mapping[str, Any], key: str) -> int | None:
     """The number a field stands for, also where the config leaves it to its default."""
     value = config.get(key)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if whole(value):
         return value
     if value is not None:
         return None

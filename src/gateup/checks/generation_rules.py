@@ -10,7 +10,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.generation_usual import in_range
 from gateup.checks.rule import rule
-from gateup.checks.words import written
+from gateup.checks.words import typed, written
 
 # One setting under the names of transformers, llama.cpp, vLLM and the OpenAI API.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +78,7 @@ def _finding(
 ) -> Finding:
     key, value, expected = evidence
     source = f"{context.source('generation')}, field {key}"
-    shown = str(value).lower() if isinstance(value, bool) else str(value)[:60]
+    shown = typed(value)[:60]
     return Finding(
         f"generation.{id}",
         severity,

@@ -8,7 +8,7 @@ from gateup.checks.context import Context
 from gateup.checks.finding import Evidence, Finding
 from gateup.checks.fused import FUSED, fused_layers, stem_of
 from gateup.checks.rule import rule
-from gateup.checks.shapes import Exchange, exchanges, shard_degree, wrong_shapes
+from gateup.checks.shapes import Exchange, as_found, exchanges, shard_degree, wrong_shapes
 from gateup.checks.words import in_layers
 from gateup.files.header import TensorHeader, many
 from gateup.model.layout import GateUpLayout
@@ -191,15 +191,7 @@ def transposed(context: Context) -> Iterable[Finding]:
         "layout.transposed",
         "error",
         f"{many(len(turned), 'tensor')} transposed",
-        tuple(
-            Evidence(
-                w.tensor.name,
-                str(list(w.tensor.shape)),
-                str(list(w.expected)),
-                context.source("config"),
-            )
-            for w in turned
-        ),
+        as_found(turned, context),
         "A converter did not turn them, or turned them twice.",
         "transpose the last two axes of these tensors"
         + (
@@ -262,15 +254,7 @@ def _exchanged(
         "layout.exchanged",
         "error",
         f"{title}: their names were exchanged" if sure else f"{title}: exchanged or transposed",
-        tuple(
-            Evidence(
-                w.tensor.name,
-                str(list(w.tensor.shape)),
-                str(list(w.expected)),
-                context.source("config"),
-            )
-            for w in pairs
-        ),
+        as_found(pairs, context),
         cause,
         remedy,
         {"pairs": len(found), "sure": "yes" if sure else "no"},
@@ -296,15 +280,7 @@ def shard(context: Context) -> Iterable[Finding]:
         "error",
         f"the files hold one of {k} tensor-parallel shards: {many(len(wrongs), 'tensor')} are "
         f"1/{k} of their size",
-        tuple(
-            Evidence(
-                w.tensor.name,
-                str(list(w.tensor.shape)),
-                str(list(w.expected)),
-                context.source("config"),
-            )
-            for w in wrongs
-        ),
+        as_found(wrongs, context),
         "A trainer or server wrote what one rank holds.",
         f"merge the shards of all {k} ranks: rows of q, k, v, gate and up one rank after the "
         "other, columns of o and down likewise; where gate and up share a tensor, the gate parts "

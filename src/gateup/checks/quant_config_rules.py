@@ -12,6 +12,7 @@ from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.rule import rule
 from gateup.files.header import TensorHeader, clip, listed, many
 from gateup.files.match import base_name
+from gateup.model.config import whole
 from gateup.model.spec import TensorSpec
 
 # quant_method -> endings of which the files must hold one, for methods that transformers 5.24
@@ -174,14 +175,10 @@ def _odd(settings: Any) -> Iterator[Odd]:
         yield from _odd_compressed(settings)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _odd_groups(settings: Mapping[str, Any], method: str) -> Iterator[Odd]:
     bits = settings.get("bits", settings.get("w_bit"))
     group = settings.get("group_size", settings.get("q_group_size"))
-    if not _whole(bits) or bits not in BITS[method]:
+    if not whole(bits) or bits not in BITS[method]:
         wanted = " or ".join(map(str, BITS[method])) + ", a number without quotes"
         shown = "absent" if bits is None else clip(bits, 40)
         why = f"{method} packs that many bits a weight; loaders cannot unpack without it."
@@ -189,14 +186,14 @@ def _odd_groups(settings: Mapping[str, Any], method: str) -> Iterator[Odd]:
     why = "A scale belongs to that many inputs of a row (-1: to the whole row)."
     if group is None:
         yield "warning", ("group_size", "absent", "128, mostly, or -1"), why + " 128 is assumed."
-    elif not _whole(group) or (group != -1 and group <= 0):
+    elif not whole(group) or (group != -1 and group <= 0):
         yield "error", ("group_size", clip(group, 40), "a whole number above 0, or -1"), why
 
 
 def _odd_fp8(settings: Mapping[str, Any]) -> Iterator[Odd]:
     block = settings.get("weight_block_size")
     two = isinstance(block, list | tuple) and len(block) == 2
-    if block is not None and not (two and all(_whole(b) and b > 0 for b in block)):
+    if block is not None and not (two and all(whole(b) and b > 0 for b in block)):
         why = "A scale belongs to a block of that many rows and columns."
         yield "error", ("weight_block_size", clip(block, 40), "two sizes, as [128, 128]"), why
     scheme = settings.get("activation_scheme", "dynamic")
@@ -233,7 +230,7 @@ def _odd_compressed(settings: Mapping[str, Any]) -> Iterator[Odd]:
             continue
         weights = group.get("weights")
         bits = weights.get("num_bits", 8) if isinstance(weights, Mapping) else 8
-        if not _whole(bits) or not 1 <= bits <= 16:
+        if not whole(bits) or not 1 <= bits <= 16:
             wanted = "a whole number from 1 to 16"
             yield "error", (f"{key}.weights.num_bits", clip(bits, 40), wanted), why
 

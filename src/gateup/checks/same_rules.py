@@ -11,7 +11,7 @@ from gateup.checks.finding import Evidence, Finding, Severity
 from gateup.checks.gguf_rope_rules import against, full_scaling, scaling_of
 from gateup.checks.rope_rules import Rope, ropes
 from gateup.checks.rule import rule
-from gateup.checks.words import written
+from gateup.checks.words import typed, written
 from gateup.model.families.base import ACTIVATIONS
 from gateup.model.spec import ModelSpec, MoESpec
 
@@ -171,9 +171,7 @@ def _vocabulary(context: Context, base: ModelSpec) -> Iterator[Finding]:
 
 def _said(value: Any) -> str:
     number = known.number(value)
-    if number is not None:
-        return written(number)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return typed(value) if number is None else written(number)
 
 
 def _of(config: Mapping[str, Any], key: str) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
 from gateup.checks.context import Context
+from gateup.checks.finding import Evidence
 from gateup.files.header import TensorHeader
 from gateup.model.spec import MLP, MoESpec, TensorSpec
 
@@ -42,6 +43,15 @@ class Wrong(NamedTuple):
         if min(len(found), len(said)) < 2 or found == said:
             return False
         return found == (*said[:-2], said[-1], said[-2])
+
+
+def as_found(wrongs: Iterable[Wrong], context: Context) -> tuple[Evidence, ...]:
+    """Shapes beside those that the config asks for."""
+    source = context.source("config")
+    return tuple(
+        Evidence(w.tensor.name, str(list(w.tensor.shape)), str(list(w.expected)), source)
+        for w in wrongs
+    )
 
 
 def wrong_shapes(context: Context) -> list[Wrong]:

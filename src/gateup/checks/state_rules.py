@@ -12,6 +12,7 @@ from gateup.checks.finding import Evidence, Finding
 from gateup.checks.rule import rule
 from gateup.checks.trainer_files import read_run
 from gateup.checks.trainer_size_rules import HALF_STEP, reach, too_few
+from gateup.model.config import whole
 
 # Below this many logged losses a trend cannot be told from noise.
 MIN_LOG = 10
@@ -69,7 +70,7 @@ def _number(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if whole(value) and value > 0 else None
 
 
 def _log(context: Context) -> Log:

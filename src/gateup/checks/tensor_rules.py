@@ -21,6 +21,7 @@ from gateup.errors import (
     UnknownArchitectureError,
 )
 from gateup.files.header import TensorHeader, listed, many
+from gateup.model.config import whole
 from gateup.model.spec import MoESpec, TensorSpec
 
 
@@ -109,7 +110,7 @@ def _total_size(context: Context) -> Iterable[Finding]:
     if isinstance(said, float) and said.is_integer():
         said = int(said)
     stored = sum(t.nbytes for t in context.checkpoint.headers)
-    if not isinstance(said, int) or isinstance(said, bool) or said <= 0 or said == stored:
+    if not whole(said) or said <= 0 or said == stored:
         return
     ratio = said / stored if stored else 0
     cause = "The number was not brought up to date when tensors were added, removed or converted."

@@ -35,6 +35,11 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
 
 
+def typed(value: object) -> str:
+    """A setting as a JSON file has it: true and false in small letters."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def written(value: float) -> str:
     """A number as a settings file has it: 16777216, 0.7, 1e-05; nowhere 1.67772e+07."""
     if abs(value) < 1e15 and float(value).is_integer():

@@ -5,13 +5,15 @@ Letters: B sequences (rows of the cache), K num_kv_heads, C capacity, D head_dim
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from gateup.engine.config import DecoderConfig, LayerConfig
 from gateup.errors import UsageError
 
 # float16 halves what a step reads and is llama.cpp's default; float32 is for comparisons.
-DTYPES = (torch.float16, torch.float32)
+DTYPES: Mapping[str, torch.dtype] = {"float16": torch.float16, "float32": torch.float32}
 
 
 class KVCache:
@@ -33,8 +35,9 @@ class KVCache:
             raise UsageError(
                 f"a KV cache of {batch} × {capacity} positions", expected="at least 1 × 1"
             )
-        if dtype not in DTYPES:
-            raise UsageError(f"a KV cache of {dtype}", expected=" or ".join(str(d) for d in DTYPES))
+        if dtype not in DTYPES.values():
+            expected = " or ".join(str(d) for d in DTYPES.values())
+            raise UsageError(f"a KV cache of {dtype}", expected=expected)
         self.capacity = capacity
         self.batch = batch
         self.dtype = dtype

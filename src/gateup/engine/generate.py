@@ -12,11 +12,12 @@ import torch
 
 from gateup.account.machine import probe
 from gateup.engine.bar import LoadingBar
+from gateup.engine.cache import DTYPES as CACHE_TYPES
 from gateup.engine.cache import KVCache, nbytes
 from gateup.engine.chat import Tool
 from gateup.engine.decoder import CHUNK, Decoder, make_decoder, prefill
 from gateup.engine.loading import load as load_parts
-from gateup.engine.prompts import Prompt, Prompts, whole
+from gateup.engine.prompts import Prompt, Prompts
 from gateup.engine.sampling import Sampler, Sampling, StopTexts
 from gateup.engine.spec_config import decoder_config, default_context, longest_context
 from gateup.engine.stats import Stats
@@ -24,11 +25,11 @@ from gateup.engine.tokenizer import Tokenizer, load_tokenizer
 from gateup.engine.weights import first_not_finite
 from gateup.errors import InputError, UsageError
 from gateup.files.checkpoint import Checkpoint, open_model
+from gateup.model.config import whole
 from gateup.ops import native
 
 # Numbers of the KV cache; float16 ends at 65,504 and rounds by up to 5e-4.
 CacheType = Literal["float16", "float32"]
-_CACHES: dict[str, torch.dtype] = {"float16": torch.float16, "float32": torch.float32}
 
 # How the kernels take activations for quantised weights: as one int8 number, or as the sum of two.
 Activations = Literal["int8", "int16"]
@@ -72,10 +73,10 @@ def load(
         activations = "int16" if checkpoint.spec.params < _SMALL else "int8"
     if not isinstance(activations, str) or activations not in _TERMS:
         raise UsageError(f"activations are {activations!r}", expected='"int8" or "int16"')
-    if not isinstance(cache_type, str) or cache_type not in _CACHES:
+    if not isinstance(cache_type, str) or cache_type not in CACHE_TYPES:
         raise UsageError(f"cache_type is {cache_type!r}", expected='"float16" or "float32"')
     context = _context(checkpoint, ctx)
-    _fits(checkpoint, context, _CACHES[cache_type])
+    _fits(checkpoint, context, CACHE_TYPES[cache_type])
     tokenizer = load_tokenizer(checkpoint)
     native.load()  # what is wrong with it is not a tensor's fault
     if first is not None:
@@ -84,7 +85,7 @@ def load(
         parts = load_parts(checkpoint, context, bar, terms=_TERMS[activations])
     decoder = make_decoder(parts.config, parts.weights)
     seconds = time.monotonic() - start
-    return Engine(checkpoint, decoder, tokenizer, context, seconds, _CACHES[cache_type])
+    return Engine(checkpoint, decoder, tokenizer, context, seconds, CACHE_TYPES[cache_type])
 
 
 def _context(checkpoint: Checkpoint, ctx: int | None) -> int:

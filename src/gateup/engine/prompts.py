@@ -10,6 +10,7 @@ from gateup.engine.spec_config import longest_context
 from gateup.engine.tokenizer import Tokenizer
 from gateup.errors import InputError, UsageError
 from gateup.files.checkpoint import Checkpoint
+from gateup.ops.arguments import positive
 
 # Tokens of an answer where nobody says how many; fewer where the context ends before.
 DEFAULT_TOKENS = 1024
@@ -17,11 +18,6 @@ DEFAULT_TOKENS = 1024
 Prompt = str | Sequence[Message]
 # What a message may carry beside its role; an answer that only calls tools has no content.
 _CONTENT = {"content", "tool_calls"}
-
-
-def whole(value: object) -> bool:
-    """Whether it is an int, and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _looked_at(prompt: object) -> None:
@@ -90,8 +86,8 @@ class Prompts:
     def room(self, prompt: int, max_tokens: int | None) -> int:
         """Tokens that an answer may have. Raises UsageError where there is no room for them."""
         left = self.context - prompt
-        if max_tokens is not None and not (whole(max_tokens) and max_tokens >= 1):
-            raise UsageError(f"max_tokens is {max_tokens!r}", expected="a whole number, 1 or more")
+        if max_tokens is not None:
+            positive("max_tokens", max_tokens)
         if left < (max_tokens or 1):
             wanted = f" and {max_tokens:,} for the answer" if max_tokens else ""
             longest = longest_context(self.checkpoint)

@@ -16,6 +16,7 @@ from gateup.errors import InputError
 from gateup.files.checkpoint import Checkpoint
 from gateup.files.config_json import read_json
 from gateup.files.header import clip
+from gateup.model.config import whole
 
 if TYPE_CHECKING:
     import tokenizers
@@ -208,7 +209,7 @@ def _ends(
     for values in (generation, checkpoint.spec.config):
         ids = values.get("eos_token_id")
         many: Iterable[Any] = ids if isinstance(ids, list) else [ids]
-        found += [i for i in many if isinstance(i, int) and not isinstance(i, bool)]
+        found += [i for i in many if whole(i)]
     own = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
     return found if own is None else [*found, own]
 

@@ -14,6 +14,12 @@ from typing import Any
 from gateup.lab.style import BOTH, GREY, GRID
 
 Figure = dict[str, Any]
+# What the flat charts have in common: the page's own background, quiet letters.
+PLAIN: Figure = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"color": GREY, "size": 11},
+}
 CONFIG = {"displayModeBar": False, "responsive": True, "doubleClick": "reset"}
 # From the side where the gate is shut, a little above.
 CAMERA = {"eye": {"x": -1.38, "y": -1.52, "z": 0.88}, "center": {"x": 0, "y": 0, "z": -0.12}}
@@ -156,9 +162,7 @@ def lines(
         ],
         "layout": {
             "margin": {"l": 44, "r": 8, "t": 8, "b": 36},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": GREY, "size": 11},
+            **PLAIN,
             "showlegend": False,
             "hovermode": "x",
             "xaxis": {**axis, **x},
@@ -233,9 +237,7 @@ def heat(
         ],
         "layout": {
             "margin": {"l": 36, "r": 0, "t": 8, "b": 36},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": GREY, "size": 11},
+            **PLAIN,
             "xaxis": {**axis, **x},
             "yaxis": {**axis, **y},
             "shapes": shapes,
@@ -279,9 +281,7 @@ def paired_bars(
         ],
         "layout": {
             "margin": {"l": 40, "r": 48, "t": 8, "b": 40},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": GREY, "size": 11},
+            **PLAIN,
             "showlegend": False,
             "barmode": "group",
             "bargap": 0.25,

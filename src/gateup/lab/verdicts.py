@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gateup.lab.figures import table, text
 from gateup.practice import messages
 from gateup.practice.exercise import Text
@@ -25,7 +23,7 @@ def verdict_html(verdict: Verdict, language: str) -> str:
     else:
         head = say(messages.FAILED, passed, len(verdict.cases))
     out = [f'<div class="verdict {"yes" if verdict.passed else "no"}"><strong>{head}</strong>']
-    out += [_failure(case, language) for case in _different(verdict.cases)[:DETAILED]]
+    out += [_failure(case, language) for case in verdict.different_failures()[:DETAILED]]
     if not verdict.passed:
         out.append(f'<p class="note">{say(messages.AGAIN, verdict.seed)}</p>')
     out.append("</div>")
@@ -52,15 +50,6 @@ def _cases(verdict: Verdict, language: str) -> str:
         rows.append([case.name, status, f"{case.seconds * 1e3:.1f}"])
         css.append("" if case.passed else "bad")
     return table(heads, rows, css)
-
-
-def _different(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """The failed cases, without those of which nothing new could be said."""
-    told: dict[tuple[str, str, str], CaseResult] = {}
-    for case in cases:
-        if not case.passed and case.status != "not run":
-            told.setdefault((case.status, case.message, case.error), case)
-    return list(told.values())
 
 
 def _failure(case: CaseResult, language: str) -> str:

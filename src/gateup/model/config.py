@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from gateup.errors import ConfigError
 
@@ -24,6 +24,11 @@ def _clip(value: object) -> str:
         return "a whole number of more than 60 digits"  # repr refuses beyond 4300 digits
     text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def whole(value: object) -> TypeGuard[int]:
+    """Whether it is an int, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Config:
@@ -91,7 +96,7 @@ class Config:
     def check_int(self, key: str, value: object, *, low: int = 1, high: int = MAX_DIM) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # some exporters write 4096.0
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not whole(value) or not low <= value <= high:
             raise self.fault(key, value, f"a whole number from {low} to {high}")
         return value
 

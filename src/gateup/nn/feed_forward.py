@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gateup.errors import UsageError
+from gateup.ops.arguments import positive
 
 Style = Literal["llama", "gemma", "float32"]
 
@@ -31,11 +32,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         if style not in get_args(Style):
             raise UsageError(f"style is {style!r}", expected="one of " + ", ".join(get_args(Style)))
-        whole = isinstance(hidden_size, int) and not isinstance(hidden_size, bool)
-        if not whole or hidden_size < 1:
-            raise UsageError(
-                f"hidden_size is {hidden_size!r}", expected="a whole number, 1 or more"
-            )
+        positive("hidden_size", hidden_size)
         start = torch.zeros if style == "gemma" else torch.ones
         self.weight = nn.Parameter(start(hidden_size, device=device, dtype=dtype))
         self.eps, self.style = eps, style

@@ -14,7 +14,7 @@ from gateup.nn.linear import QuantLinear
 from gateup.nn.merging import Fused, Merge, When, faster, fuse, refuse_if_held
 from gateup.nn.projections import in_blocks, parameters_of
 from gateup.ops.activations import activation
-from gateup.ops.arguments import refuse_dtype
+from gateup.ops.arguments import positive, refuse_dtype
 from gateup.ops.gated_mlp import Weights, gated_mlp, gated_mlp_fused
 from gateup.ops.layouts import CONCAT
 from gateup.ops.modular import gated_mlp_modules
@@ -49,9 +49,7 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
-            whole = isinstance(size, int) and not isinstance(size, bool)
-            if not whole or size < 1:
-                raise UsageError(f"{name} is {size!r}", expected="a whole number, 1 or more")
+            positive(name, size)
         refuse_dtype(dtype)
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.act, self.options = activation(act).name, checked(options)
@@ -115,8 +113,7 @@ class GatedMLP(nn.Module):
         """
         if when not in ("always", "auto"):
             raise UsageError(f"when is {when!r}", expected='"always" or "auto"')
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-            raise UsageError(f"tokens is {tokens!r}", expected="a whole number, 1 or more")
+        positive("tokens", tokens)
         refuse_if_held(self.gate_proj, self.up_proj)
         if self._fused is not None:
             return Merge(True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gateup.errors import UsageError
 from gateup.ops import packed
 from gateup.ops.packed import PackedWeight
+from gateup.ops.packed_weight import aligned
 
 _aten: Any = torch.ops.aten
 
@@ -90,7 +91,7 @@ class _InBlocks(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also with assign=True, which takes memory as it comes: kernels read whole lines of it."""
         super()._load_from_state_dict(*args, **kwargs)
-        self.blocks = packed.aligned(self.blocks)
+        self.blocks = aligned(self.blocks)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # nn.Module would register a parameter beside the property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gateup.errors import UsageError
+from gateup.model.config import whole
 from gateup.ops.tracing import differentiable, forward_mode, transformed
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -19,6 +20,13 @@ def are_tensors(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise UsageError(f"{name} is of type {type(value).__name__}", expected="a torch.Tensor")
+
+
+def positive(name: str, value: object, unit: str = "") -> None:
+    """UsageError unless `value` is a whole number, 1 or more (of tokens, bytes: `unit`)."""
+    if not whole(value) or value < 1:
+        of = f" of {unit}" if unit else ""
+        raise UsageError(f"{name} is {value!r}", expected=f"a whole number{of}, 1 or more")
 
 
 def refuse_dtype(dtype: object) -> None:

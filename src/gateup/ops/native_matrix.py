@@ -16,8 +16,8 @@ from torch import Tensor
 from gateup.files.gguf import TYPES
 from gateup.model.quant.formats import FORMATS, nbytes
 from gateup.ops import native
+from gateup.ops.packed_weight import aligned_memory
 
-_ALIGN = 64
 _Matrix = tuple[int, int, int, int, int]
 _Rows = tuple[int, int, int]
 
@@ -136,10 +136,9 @@ def unpack(w: Packed, rows: Tensor | None = None, dtype: torch.dtype = torch.flo
 
 
 def _aligned(size: int) -> Tensor:
-    memory = torch.empty(size + _ALIGN, dtype=torch.uint8)
-    skip = -memory.data_ptr() % _ALIGN
+    memory = aligned_memory(size)
     native.extension().use_huge_pages(memory.data_ptr(), memory.numel())
-    return memory[skip : skip + size]
+    return memory
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gateup.errors import UsageError
+from gateup.ops.arguments import positive
 
 Rounding = Literal["hf", "wide"]
 # What an op's schema can carry; no batch has as many tokens.
@@ -38,11 +39,8 @@ class MLPOptions:
             raise UsageError(f"save is {self.save!r}", expected='"all", "gate_up" or "input"')
         for name, unit in (("tile", "tokens"), ("budget", "bytes")):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and (not whole or value < 1):
-                raise UsageError(
-                    f"{name} is {value!r}", expected=f"a whole number of {unit}, 1 or more"
-                )
+            if value is not None:
+                positive(name, value, unit)
         if self.tile is not None and self.budget is not None:
             raise UsageError(
                 f"both tile ({self.tile}) and budget ({self.budget}) are given",

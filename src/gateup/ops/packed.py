@@ -113,15 +113,6 @@ def dequantise(
     return packed_ops.rows(w, rows, dtype)
 
 
-def aligned(data: Tensor) -> Tensor:
-    """`data` (uint8), or a copy of it that begins at a multiple of 64 bytes where it does not."""
-    if data.device.type != "cpu" or data.data_ptr() % 64 == 0:
-        return data
-    memory = torch.empty(data.numel() + 64, dtype=torch.uint8)
-    skip = -memory.data_ptr() % 64
-    return memory[skip : skip + data.numel()].view(data.shape).copy_(data)
-
-
 def _cast(x: Tensor) -> Tensor:
     dtype = autocast_dtype(x)
     return x if dtype is None else x.to(dtype)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+ALIGNMENT = 64  # bytes: a line of the caches, and the widest vector
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,3 +43,17 @@ class PackedWeight:
 
     def __repr__(self) -> str:
         return f"PackedWeight({self.type}, [{self.n}, {self.k}], {self.held})"
+
+
+def aligned_memory(size: int) -> Tensor:
+    """[size] uint8 on the CPU that begin at a multiple of ALIGNMENT; not touched yet."""
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    skip = -memory.data_ptr() % ALIGNMENT
+    return memory[skip : skip + size]
+
+
+def aligned(data: Tensor) -> Tensor:
+    """`data` (uint8), or a copy in aligned memory where it lies on the CPU and elsewhere in it."""
+    if data.device.type != "cpu" or data.data_ptr() % ALIGNMENT == 0:
+        return data
+    return aligned_memory(data.numel()).view(data.shape).copy_(data)

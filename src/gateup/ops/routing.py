@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gateup.errors import UsageError
+from gateup.ops.arguments import positive
 
 Scores = Literal["softmax", "topk_softmax", "sigmoid", "topk_sigmoid"]
 
@@ -51,9 +52,7 @@ class Routing:
                 f"scores is {self.scores!r}", expected="one of " + ", ".join(get_args(Scores))
             )
         for name in ("top_k", "n_group", "topk_group"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} is {value!r}", expected="a whole number, 1 or more")
+            positive(name, getattr(self, name))
         if self.topk_group > self.n_group:
             raise UsageError(
                 f"topk_group is {self.topk_group}, n_group {self.n_group}",

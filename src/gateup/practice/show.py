@@ -78,7 +78,7 @@ def render_verdict(console: Console, verdict: Verdict, number: int, lang: str) -
         style = "green" if case.passed else "red"
         table.add_row(cell(case.name), cell(status, style), cell(f"{case.seconds * 1e3:.1f}"))
     put(console, table)
-    for case in _different(verdict.cases)[:_DETAILED]:
+    for case in verdict.different_failures()[:_DETAILED]:
         _render_failure(console, case, lang)
     if verdict.output:
         heading(console, messages.PRINTED.in_language(lang))
@@ -96,15 +96,6 @@ def render_verdict(console: Console, verdict: Verdict, number: int, lang: str) -
         if verdict.hint:
             say(messages.SEE_HINT, number)
     _render_guards(console, verdict, lang)
-
-
-def _different(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """The failed cases, those left out of which nothing new could be said."""
-    told: dict[tuple[str, str, str], CaseResult] = {}
-    for case in cases:
-        if not case.passed and case.status != "not run":
-            told.setdefault((case.status, case.message, case.error), case)
-    return list(told.values())
 
 
 def _render_guards(console: Console, verdict: Verdict, lang: str) -> None:

@@ -74,6 +74,14 @@ class Verdict:
     hint_number: int = 0
     hints: int = field(default=0)
 
+    def different_failures(self) -> list[CaseResult]:
+        """The failed cases, without those of which nothing new could be said."""
+        told: dict[tuple[str, str, str], CaseResult] = {}
+        for case in self.cases:
+            if not case.passed and case.status != "not run":
+                told.setdefault((case.status, case.message, case.error), case)
+        return list(told.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values alone; floats that JSON has no number for become None."""
         plain: dict[str, Any] = _plain(asdict(self))
